@@ -14,12 +14,14 @@ def duration(seconds: float) -> str:
     """A time, as exactly as anybody wants to know it beforehand.
 
     >>> duration(0.2), duration(12), duration(100), duration(3000), duration(21638), duration(400_000)
-    ('1 second', '12 seconds', '2 minutes', '50 minutes', '6 hours', '4 days 15 hours')
+    ('1 second', '12 seconds', '1.5 minutes', '50 minutes', '6 hours', '4 days 15 hours')
     >>> duration(5400), duration(7300)
     ('1 hour 30 minutes', '2 hours')
     """
     if seconds < 90:
         return counted(max(1, round(seconds)), "second")
+    if seconds < 585:
+        return f"{round(seconds / 30) / 2:g} minutes"
     minutes = round(seconds / 60)
     if minutes < 90:
         return counted(minutes, "minute")

@@ -173,7 +173,7 @@ def ask(
     ends, padding = ends_of(model, tokenizer, questions), padding_of(tokenizer)
     found: dict[str, list[str]] = {name: [] for name in switches}
     for batch in shown(list(batches_of(questions))):
-        prompts, most, answers = [question.tokens for question in batch], _most_new(batch), []
+        prompts, most, answers = [question.tokens for question in batch], most_new(batch), []
         for switch in switches.values():
             with switch():
                 answers.append(greedy(model, prompts, most, ends, padding, deadline))
@@ -189,7 +189,7 @@ def batches_of(questions: Sequence[Question]) -> Iterator[Sequence[Question]]:
     batch: list[Question] = []
     for question in questions:
         wider = [*batch, question]
-        longest = max(len(each.tokens) for each in wider) + _most_new(wider)
+        longest = max(len(each.tokens) for each in wider) + most_new(wider)
         if batch and (len(wider) > BATCH or longest * len(wider) > MOST_TOKENS):
             yield batch
             wider = [question]
@@ -198,7 +198,8 @@ def batches_of(questions: Sequence[Question]) -> Iterator[Sequence[Question]]:
         yield batch
 
 
-def _most_new(batch: Sequence[Question]) -> int:
+def most_new(batch: Sequence[Question]) -> int:
+    """Tokens that an answer of a batch may have."""
     return min(MOST_NEW, math.ceil(LONGER * max(len(question.answer) for question in batch)) + MORE)
 
 

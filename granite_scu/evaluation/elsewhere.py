@@ -78,6 +78,10 @@ class Tried:
     nats: dict[str, NDArray[np.float64]]
     tokens: NDArray[np.int64]
 
+    def knows(self, name: str) -> bool:
+        """Whether any answer of a model is right."""
+        return any(each.is_right(text) for each, text in zip(self.questions, self.answers[name], strict=False))
+
 
 def general_questions() -> list[General]:
     """What comes with the package."""
@@ -102,11 +106,8 @@ def try_out(
     Raises:
         UserError: the chat template refuses a question and its answer.
     """
-    general = general_questions()[:count]
-    stream = encode([_as_chat(each) for each in general], tokenizer, show_progress=False)
-    questions = questions_of(stream, tokenizer)
-    assert len(questions) == len(general)
-    nats = {}
+    general, nats = general_questions()[:count], {}
+    questions = as_asked(general, tokenizer)
     for name, switch in switches.items():
         with switch():
             nats[name] = nats_of_answers(model, questions, padding_of(tokenizer))
@@ -116,10 +117,17 @@ def try_out(
         left = seconds - (time.monotonic() - began)
         for name, texts in ask(model, tokenizer, some, switches, seconds=left, shown=progress).items():
             answers[name] += [_first_line(text) if not tokenizer.chat_template else text for text in texts]
-        known = [each.is_right(text) for each, text in zip(general, answers[first], strict=False)]
-        if len(known) < len(some) or not any(known):
+        tried = Tried(general, answers, nats, np.array([len(question.answer) for question in questions]))
+        if len(answers[first]) < len(some) or not tried.knows(first):
             break
-    return Tried(general, answers, nats, np.array([len(question.answer) for question in questions]))
+    return tried
+
+
+def as_asked(general: Sequence[General], tokenizer: PreTrainedTokenizerBase) -> list[Question]:
+    """The questions in the model's chat template. Raises UserError where it refuses one and its answer."""
+    questions = questions_of(encode([_as_chat(each) for each in general], tokenizer, show_progress=False), tokenizer)
+    assert len(questions) == len(general)
+    return questions
 
 
 def _first_line(text: str) -> str:

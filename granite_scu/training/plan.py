@@ -14,6 +14,7 @@ from granite_scu.hardware.peaks import printed_peak
 from granite_scu.model import loading, memory, step_time
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.training import memory_budget
+from granite_scu.training.callbacks.samples import MOST_SECONDS
 from granite_scu.training.preflight import doubts, out_of_proportion, out_of_reach
 from granite_scu.training.prepared_run import PreparedRun, validations
 
@@ -45,9 +46,10 @@ def describe(run: PreparedRun, here: bool = True) -> dict[str, Any]:
 def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
     """What a run does and costs, as JSON has it.
 
-    Memory, in GiB: what ``model.memory`` finds. Time, in seconds of training and validation: on a CPU, of what
-    ``model.step_time`` measures; on a GPU, the operations of ``model.flops`` at a share of the rate that matrix
-    products have; null for a card that is not here and whose rate is not known.
+    Memory, in GiB: what ``model.memory`` finds. Time, in seconds of training, validation and the scores at the end: on
+    a CPU, of what ``model.step_time`` measures; on a GPU, the operations of ``model.flops`` at a share of the rate that
+    matrix products have; null for a card that is not here and whose rate is not known. The questions at the end have
+    a limit, in seconds.
 
     Args:
         run: what is planned.
@@ -90,6 +92,7 @@ def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
         "advice": [*out_of_proportion(run.request, length.steps, passes), *doubts(run)],
         **_memory(request, machine),
         "time_s_estimate": None if seconds is None else round(seconds),
+        "questions_s_at_most": _of_questions(run),
         "output_dir": str(run.folder.path),
     }
 
@@ -104,15 +107,21 @@ def _share_adapted(run: PreparedRun) -> str:
 
 
 def _seconds(run: PreparedRun, here: bool) -> float | None:
-    """Of what is left of training and its validations."""
+    """Of what is left of training and its validations, and of the scores of base and adapter on the test text."""
     machine, length = run.machine, run.length
     done = run.resume.step if run.resume else 0
     learned = (length.steps - done) * length.tokens_per_step
     blocks = validations(length.steps, done, run.intervals.validation) * run.validation_blocks
-    validated = blocks * run.request.data.block_size
+    validated = (blocks + run.scored_blocks) * run.request.data.block_size
     if (pace := _pace(run, here)) is None:
         return None
     return (learned * pace.step + validated * pace.forward) / machine.world_size
+
+
+def _of_questions(run: PreparedRun) -> int:
+    """Seconds that the general questions at the end, and those of held-out chats, take at most; 0 where none is."""
+    asked = run.request.run.samples and not run.machine.sharded
+    return round(MOST_SECONDS * (2 if run.data.chats else 1)) if asked else 0
 
 
 def _pace(run: PreparedRun, here: bool) -> step_time.Pace | None:

@@ -131,7 +131,9 @@ def _time(facts: dict[str, Any]) -> str:
         return "not predicted: the speed of this card is not known"
     measured = "a step timed here" if facts["accelerator"] == "cpu" else "the speed of matrix products here"
     basis = f"from {measured}" if facts["device_is_here"] else "from the vendor's figures"
-    return f"about {duration(seconds)} of training and validation, a rough estimate {basis}"
+    questions = facts["questions_s_at_most"]
+    then = f"; then questions, at most {duration(questions)}" if questions else ""
+    return f"about {duration(seconds)} of training and validation, a rough estimate {basis}{then}"
 
 
 def _controller(facts: dict[str, Any]) -> str:

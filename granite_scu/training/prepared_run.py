@@ -105,6 +105,11 @@ class PreparedRun:
         return min(most, len(self.data.validation))
 
     @property
+    def scored_blocks(self) -> int:
+        """Test blocks that the end reads: under the adapter, the base, and the adapter that training started from."""
+        return (3 if self.start else 2) * len(self.data.test)
+
+    @property
     def s_ceiling(self) -> float | None:
         """The largest S to be expected of it, should the data cost ever so little; None where ``growth`` is unknown."""
         moved = PlannedRates(self.request.optimizer, self.length.steps).after(self.length.steps)

@@ -324,12 +324,11 @@ def _assemble(
     asked, settings, setpoint = run.request.run, run.request.trainer, run.setpoint
     every, window, max_time = run.request.control.every, asked.stop_at_equilibrium, settings["max_time"]
     # What listens to every tick.
-    scored = (3 if run.start else 2) * len(run.data.test) / max(1, run.validation_blocks)
     line = ProgressLine(
         settings["log_every_n_steps"],
         run.console,
         lambda done: validations(run.length.steps, done, run.intervals.validation),
-        scored,
+        run.scored_blocks / max(1, run.validation_blocks),
     )
     reachability = _reachability(run)
     used = asdict(run.request.base) | asdict(run.request.data) | {"precision": run.machine.precision}
@@ -351,7 +350,7 @@ def _assemble(
     limit = TimeLimit(max_time) if max_time else None
     stoppers = [stopper for stopper in (equilibrium, patience, limit) if stopper]
     final = final_score(run.folder, run.console, best, stopwatch, monitor, setpoint, reachability, stoppers, drift)
-    samples = _samples(run, final)
+    samples = _samples(run, final, line)
     cores = FreeCores() if may_change(run.machine.accelerator, bool(settings.get("deterministic"))) else None
     callbacks = [
         limit, cores, drift, stopwatch, AdapterAudit(), scu, reachability, best, savings, equilibrium, patience, line,
@@ -369,12 +368,12 @@ def _assemble(
     return trainer, best, final
 
 
-def _samples(run: PreparedRun, final: FinalScore) -> Samples | None:
+def _samples(run: PreparedRun, final: FinalScore, line: ProgressLine) -> Samples | None:
     count = run.request.run.samples
     if count and run.machine.sharded:  # no process has all of the weights
         log.info("--fsdp: no question is asked at the end; granite-scu eval asks them")
         return None
-    return Samples(run.folder, run.console, run.tokenizer, count, final) if count else None
+    return Samples(run.folder, run.console, run.tokenizer, count, final, line) if count else None
 
 
 def _drift(run: PreparedRun) -> DriftMeter | None:

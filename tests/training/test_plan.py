@@ -35,6 +35,7 @@ FACTS = {
     "chosen": ["learning rate 0.0001: for much text"],
     **{"batch_size": 4, "gradient_accumulation_steps": 8, "auto_batch_size": False},
     **{"memory_gib_estimate": 8.41, "memory_gib_allowed": 21.15, "memory_fits": True, "time_s_estimate": 21638},
+    "questions_s_at_most": 240,
     "output_dir": "runs/mine",
 }
 
@@ -52,7 +53,8 @@ def test_a_run_begins_with_what_a_person_wants_to_know_in_twelve_lines():
         "1,000 steps: 32,768,000 tokens, 32,760,000 of them learned, 364 passes",
         "chosen: learning rate 0.0001: for much text",
         "8.4 of 21.1 GiB, fits",
-        "about 6 hours of training and validation, a rough estimate from the vendor's figures",
+        "about 6 hours of training and validation, a rough estimate from the vendor's figures; then questions, at most "
+        "4 minutes",
         "pi sets lambda every 10 steps so that S reaches S* = 8 %",
         "runs/mine",
         "saves, and the same command with --resume-from-checkpoint last continues",
@@ -76,20 +78,21 @@ def test_a_plan_for_the_cpu_says_that_it_is_not_for_the_card_of_the_preset():
     assert describe(FACTS | here | {"hardware_preset": "cpu"})["device"] == "a CPU (CPU)"
 
 
-def test_the_time_counts_each_validation_and_its_batches():
+def test_the_time_counts_each_validation_and_its_batches_and_the_scores_at_the_end():
     settings = {
         "base.name": "tiny-granite-h", "data.path": "stdlib-docs", "data.block_size": 64, "data.batch_size": 2,
         "trainer.max_steps": 100, "trainer.accumulate_grad_batches": 1, "optimizer.warmup_steps": 1,
     }  # fmt: skip
 
-    def seconds(every: int, batches: int) -> int:
+    def seconds(every: int, batches: int) -> tuple[float, float]:
         asked = {"run.eval_steps": every, "trainer.limit_val_batches": batches, "trainer.accelerator": "cuda"}
         run = prepare(Request.from_dotted(settings | asked), Console(quiet=True), card=CARDS["gpu_4090"])
-        return plan._seconds(run, here=False)
+        # In steps of two blocks, of which a forward pass is half: base and adapter read each test block.
+        return plan._seconds(run, here=False), len(run.data.test) / 2
 
-    once = seconds(every=1000, batches=4)
-    assert seconds(every=10, batches=4) / once == pytest.approx((100 + 10 * 4 / 2) / (100 + 4 / 2))
-    assert seconds(every=10, batches=8) / once == pytest.approx((100 + 10 * 8 / 2) / (100 + 4 / 2))
+    once, test = seconds(every=1000, batches=4)
+    assert seconds(every=10, batches=4)[0] / once == pytest.approx((100 + 10 * 4 / 2 + test) / (100 + 4 / 2 + test))
+    assert seconds(every=10, batches=8)[0] / once == pytest.approx((100 + 10 * 8 / 2 + test) / (100 + 4 / 2 + test))
     assert [plan.validations(105, done, 20) for done in (0, 60, 105)] == [6, 3, 0]
 
 

@@ -1,6 +1,7 @@
 """After the score: what base model and adapter answer, or how they continue texts, and what else has changed."""
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -14,11 +15,12 @@ from transformers import PreTrainedTokenizerBase
 from granite_scu.config.progress import tracked
 from granite_scu.data.blocks.openings import openings
 from granite_scu.data.datamodule import TextDataModule
-from granite_scu.evaluation import answers, elsewhere
+from granite_scu.evaluation import answering_time, answers, elsewhere
 from granite_scu.evaluation.samples import SAMPLING, sample
 from granite_scu.model.adapters import Switch
 from granite_scu.storage.run_folder import ANSWERS, ELSEWHERE, METRICS, SAMPLES, RunFolder
 from granite_scu.training.callbacks.final_score import FinalScore
+from granite_scu.training.callbacks.progress import ProgressLine
 from granite_scu.training.module import GraniteModule, evaluation_mode
 
 log = logging.getLogger(__name__)
@@ -36,18 +38,67 @@ class Samples(L.Callback):
     One process does it, the others wait at the end of the run: none has a part in another's forward pass, as long as
     the weights are not in shares. All is at temperature 0: no random number is drawn.
 
+    After the first validation a few answers are timed, so that the time that is left has the questions in it.
+
     Args:
         folder: the run folder.
         console: for the progress.
         tokenizer: of the base model.
         count: questions of each kind.
         final: has the summary of the run, to which the figures are added.
+        line: shows the time that is left.
     """
 
     def __init__(
-        self, folder: RunFolder, console: Console, tokenizer: PreTrainedTokenizerBase, count: int, final: FinalScore
+        self,
+        folder: RunFolder,
+        console: Console,
+        tokenizer: PreTrainedTokenizerBase,
+        count: int,
+        final: FinalScore,
+        line: ProgressLine,
     ) -> None:
-        self.folder, self.console, self.tokenizer, self.count, self.final = folder, console, tokenizer, count, final
+        self.folder, self.console, self.tokenizer, self.count = folder, console, tokenizer, count
+        self.final, self.line = final, line
+        self._questions: list[answers.Question] | None = None
+        self._timed = False
+
+    def on_validation_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        if self._timed or not trainer.is_global_zero or trainer.global_step >= trainer.max_steps:
+            return
+        self._timed = True
+        self.final.stopwatch.stop()
+        began = time.monotonic()
+        try:
+            with trainer.precision_plugin.forward_context(), evaluation_mode(module.model):
+                seconds = self._seconds(trainer.datamodule, module)
+        except Exception as error:  # no estimate is worth a run
+            log.warning("the questions at the end are not in the time that is left: %s", error)
+            seconds = 0.0
+        self.line.expect(seconds, aside=time.monotonic() - began)
+        self.final.stopwatch.start()
+
+    def _seconds(self, data: TextDataModule, module: GraniteModule) -> float:
+        """Of all that is asked at the end, by the base's answers to the first general questions, and a few tokens."""
+        model, tokenizer, base = module.language_model, self.tokenizer, module.model.disable_adapter
+        held_out = self._held_out_questions(data)
+        began = time.monotonic()
+        first_ones = min(self.count, answers.BATCH)
+        tried = elsewhere.try_out(model, tokenizer, {"base": base}, first_ones, seconds=answers.SECONDS)
+        of_batch = time.monotonic() - began
+        general = elsewhere.as_asked(elsewhere.general_questions()[: self.count], tokenizer)
+        batches = len(list(answers.batches_of(general))) if tried.knows("base") else 1
+        with base():
+            pace = answering_time.pace_of(model, tokenizer, held_out or general)
+        first = 2 * pace.step * SAMPLING.max_new_tokens * min(self.count, MOST_TEXTS)
+        if held_out:
+            first = sum(answering_time.seconds_of(held_out, pace, learned) for learned in (False, True))
+        return min(first, MOST_SECONDS) + min(2 * batches * of_batch, MOST_SECONDS)
+
+    def _held_out_questions(self, data: TextDataModule) -> list[answers.Question]:
+        if self._questions is None:
+            self._questions = held_out_questions(data, self.tokenizer, self.count)
+        return self._questions
 
     def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         if not trainer.is_global_zero:
@@ -65,7 +116,7 @@ class Samples(L.Callback):
 
     def _held_out(self, data: TextDataModule, module: GraniteModule) -> None:
         """Answers to the questions of held-out chats; where there are none, continuations of held-out texts."""
-        questions = held_out_questions(data, self.tokenizer, self.count)
+        questions = self._held_out_questions(data)
         if not questions:
             self._continue(data, module)
             return

@@ -33,7 +33,7 @@ def end(tmp_path, monkeypatch):
         model.disable_adapter = contextlib.nullcontext
         console, final = Console(file=io.StringIO()), SimpleNamespace(summary={"steps": 3})
         module = SimpleNamespace(model=model, language_model=model)
-        Samples(RunFolder(tmp_path), console, None, 2, final).on_train_end(trainer, module)
+        Samples(RunFolder(tmp_path), console, None, 2, final, None).on_train_end(trainer, module)
         file = tmp_path / SAMPLES
         return json.loads(file.read_text()) if file.is_file() else None
 
