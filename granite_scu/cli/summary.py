@@ -61,8 +61,7 @@ def print_summary(
     records = read_json(folder / ANSWERS)["answers"] if (folder / ANSWERS).is_file() else []
     for line in shown_answers(records[:SHOWN], ("base", "adapter")):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    found = verdict(summary, learning_rate)
-    for line in filter(None, (found.learned, found.lost)):
+    for line in verdict(summary, learning_rate).sentences:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     following = (REPORT, TALK if chats or records else CONTINUE, EVAL if tested else EVAL_OTHER)
     commands = [(command.format(run=shlex.quote(str(folder))), meaning) for command, meaning in following]

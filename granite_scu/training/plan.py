@@ -85,6 +85,8 @@ def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
         "save_steps": run.intervals.checkpoint,
         "controller": request.control.controller,
         "control_every": request.control.every,
+        "max_drift": request.drift.max_drift,
+        "general_data": request.drift.general_files,
         "target_s": "auto: moved at every tick" if run.controller.needs_slopes else run.setpoint,
         "s_ceiling_estimate": None if run.s_ceiling is None else float(f"{run.s_ceiling:.3g}"),
         **({"target_s_advice": "; ".join(warnings)} if (warnings := out_of_reach(run)) else {}),

@@ -138,6 +138,9 @@ def _time(facts: dict[str, Any]) -> str:
 
 def _controller(facts: dict[str, Any]) -> str:
     name, target, every = facts["controller"], facts["target_s"], counted(facts["control_every"], "step")
+    if (budget := facts.get("max_drift")) is not None:
+        text = ", ".join(facts["general_data"]) or "what the base model writes"
+        return f"{name} sets lambda every {every} so that drift is at most {per_cent(budget)}, on general text: {text}"
     if isinstance(target, str):
         return f"{name} sets lambda every {every}, and S* is found during the run"
     if target is not None and name in TRACKING:

@@ -111,7 +111,8 @@ def _lede(run: Run) -> str:
         return f'<p class="lede">{ended}: recorded up to {done}.</p>'
     found = verdict_of(run)
     lost = f'<p class="lede {found.state}">{escape(found.lost)}</p>' if found.lost else ""
-    return f'<p class="lede">{escape(found.learned)}</p>{lost}<p class="faint">{_scored(run)}</p>'
+    drift = f'<p class="lede">{escape(found.drift)}</p>' if found.drift else ""
+    return f'<p class="lede">{escape(found.learned)}</p>{lost}{drift}<p class="faint">{_scored(run)}</p>'
 
 
 def _scored(run: Run) -> str:
@@ -175,6 +176,10 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
     if general.get("n") and general.get("right_before"):
         won = general.get("became_right")
         figures.append(("elsewhere", f"{general.get('became_wrong')} of {general['n']}", f"became wrong, {won} right"))
+    if is_number((moved := part(metrics, "drift")).get("share")):
+        budget = moved.get("budget")
+        allowed = f"at most {percent(budget)} asked for" if is_number(budget) else "of the base's bits"
+        figures.append(("drift", percent(moved["share"]), allowed))
     if is_number(metrics.get("adapter_test_bpt")):
         base = compact(metrics.get("base_test_bpt"))
         figures.append(("held-out text", compact(metrics["adapter_test_bpt"]), f"bits per token, base {base}"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from granite_scu.viz.run_folder import Run
 from granite_scu.viz.settling import unsettled
-from granite_scu.viz.words import is_number, part, percent, short, signed
+from granite_scu.viz.words import is_number, part, percent, quantity, short, signed
 
 _EARLY = 0.8
 """Share of the steps before which the best validation counts as early."""
@@ -27,6 +27,8 @@ _HIGHEST = 1e-3
 """Learning rate above which no higher one is suggested."""
 _MUCH = 0.1
 """Bits per token that general answers may cost more before it is worth a word."""
+_SUGGESTED = 0.02
+"""A budget of drift, named to a run that had none and drifted further."""
 _HALF = 0.5
 """Share of right answers that the whole interval is above, of a run that learned its data."""
 
@@ -39,6 +41,7 @@ class Verdict:
         learned: of its own data, a sentence.
         elsewhere: what became of general answers, a sentence without its full stop; empty where nothing was asked.
         remedy: against what was lost, to follow a colon; empty where nothing is shown to be lost.
+        drift: how far it moved on general text, a sentence; empty where that was not measured.
         state: "good", "unclear" (not shown to have learned, or not known), "useless" (no better than its base on its
             own data) or "damaged" (it lost more elsewhere than chance explains).
     """
@@ -46,10 +49,16 @@ class Verdict:
     learned: str
     elsewhere: str
     remedy: str
+    drift: str
     state: str
 
     def __str__(self) -> str:
-        return " ".join(sentence for sentence in (self.learned, self.lost) if sentence)
+        return " ".join(self.sentences)
+
+    @property
+    def sentences(self) -> list[str]:
+        """All of it."""
+        return [sentence for sentence in (self.learned, self.lost, self.drift) if sentence]
 
     @property
     def lost(self) -> str:
@@ -70,10 +79,42 @@ def verdict(
     answers, general = (part(metrics, name) for name in ("answers", "elsewhere"))
     state, learned = _of_answers(answers, metrics) if _counted(answers) else _of_bits(metrics, interval)
     elsewhere = _elsewhere(general) if general.get("asked") or general.get("n") else ""
+    drift = drifted(part(metrics, "drift"))
     if not general.get("damaged"):
-        return Verdict(learned, elsewhere, "", state)
+        return Verdict(learned, elsewhere, "", drift, state)
     lower = f"lower the rate to {short(rate / 2)}" if rate else "lower the learning rate"
-    return Verdict(learned, elsewhere, f"{lower} or mix in general chats", "damaged")
+    return Verdict(learned, elsewhere, f"{lower}, mix in general chats, or {_held_by(metrics)}", drift, "damaged")
+
+
+def _held_by(metrics: Mapping[str, Any]) -> str:
+    """What the budget of drift has to do with a loss elsewhere."""
+    budget = part(metrics, "drift").get("budget")
+    if is_number(budget):
+        return f"lower --max-drift to {_budget(budget / 2)}"
+    return f"give --max-drift {_budget(_SUGGESTED)}"
+
+
+def _budget(share: float) -> str:
+    """As the flag is given."""
+    return f"{100 * share:.3g}%"
+
+
+def drifted(found: Mapping[str, Any]) -> str:
+    """How far a model has drifted, a sentence; empty where that was not measured.
+
+    Args:
+        found: ``drift`` of ``scu_metrics.json``.
+    """
+    share, budget, tokens = (found.get(name) for name in ("share", "budget", "tokens"))
+    if not is_number(share):
+        return ""
+    words = f"Elsewhere the model has drifted by {percent(share)}"
+    where = f"on {quantity(tokens)} tokens of general text"
+    if not is_number(budget):
+        more = f": --max-drift {_budget(_SUGGESTED)} would hold it" if share > 2 * _SUGGESTED else ""
+        return f"{words}, {where}{more}."
+    asked = f" (at most {percent(budget)})" if found.get("within") else f", more than the {percent(budget)} asked for"
+    return f"{words}{asked}, {where} that the loop did not see."
 
 
 def _counted(answers: Mapping[str, Any]) -> bool:
@@ -213,7 +254,8 @@ def _use(run: Run, found: Verdict) -> Iterator[Advice]:
         rate = _rate(run)
         text = (
             "It has lost what the base model knew. A lower rate, fewer steps, or general chats among yours "
-            "(--data-dir, --data-weights) lose less."
+            "(--data-dir, --data-weights) lose less. To keep what is far from your data, "
+            f"{_held_by(run.metrics)}."
         )
         flags = f"--learning-rate {short(rate / 2)}" if rate else ""
         yield Advice("Do not use this adapter for anything but your data", text, _again(run, flags))

@@ -71,6 +71,12 @@ def test_what_is_not_known_or_does_not_fit_is_said():
     assert rows["length"].startswith("1,000 steps, of which 20 are done")
 
 
+@pytest.mark.parametrize(("files", "text"), [([], "what the base model writes"), (["a.jsonl", "b"], "a.jsonl, b")])
+def test_where_drift_is_held_the_plan_says_on_what(files, text):
+    held = describe(FACTS | {"target_s": None, "max_drift": 0.02, "general_data": files})["controller"]
+    assert held.startswith("pi sets lambda every 10 steps so that drift is at most 2 %") and held.endswith(text)
+
+
 def test_a_plan_for_the_cpu_says_that_it_is_not_for_the_card_of_the_preset():
     here = {"device": "a CPU", "accelerator": "cpu", "device_is_here": True}
     on_cpu = describe(FACTS | here)["device"]

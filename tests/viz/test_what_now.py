@@ -125,12 +125,24 @@ def general(wrong: int, right: int = 0, damaged: bool = False, more: float = 0.0
     return {"elsewhere": counts | bits | {"lost": lost, "damaged": damaged}}
 
 
+def moved(share: float, budget: float | None) -> dict:
+    """Figures of drift."""
+    within = None if budget is None else share <= 1.1 * budget
+    return {"drift": {"budget": budget, "share": share, "tokens": 512, "within": within, "lambda": 0.84}}
+
+
 @pytest.mark.parametrize(
     ("figures", "state", "words"),
     [
         (answered(24) | general(0), "good", "24 of 30 answers as expected (base 0). Elsewhere none of"),
         (answered(24) | general(5, damaged=True), "damaged", "became wrong (What is the capital of France? What is"),
-        (answered(24) | general(5, damaged=True), "damaged", ": lower the rate to 5e-4 or mix in general chats."),
+        (answered(24) | general(5, damaged=True), "damaged", ": lower the rate to 5e-4, mix in general chats, or"),
+        (answered(24) | general(5, damaged=True), "damaged", "or give --max-drift 2%."),
+        (answered(24) | general(5, damaged=True) | moved(0.018, 0.02), "damaged", "lower --max-drift to 1%"),
+        (answered(24) | moved(0.018, 0.02), "good", "by 1.8 % (at most 2 %), on 512 tokens"),
+        (answered(24) | moved(0.03, 0.02), "good", "by 3 %, more than the 2 % asked for"),
+        (answered(24) | moved(0.14, None), "good", "of general text: --max-drift 2% would hold it."),
+        (answered(24) | moved(0.01, None), "good", "by 1 %, on 512 tokens of general text."),
         (answered(24) | general(0, damaged=True, more=0.71), "damaged", "known answers cost 0.71 bits per token more"),
         (answered(24) | general(2, 1), "good", "2 of 30 general answers became wrong, 1 right; so few can"),
         (answered(16), "good", "Learned part of your data: 16 of 30"),
@@ -147,7 +159,7 @@ def general(wrong: int, right: int = 0, damaged: bool = False, more: float = 0.0
 def test_the_verdict(figures, state, words):
     bits = {"base_test_bpt": 2.0, "adapter_test_bpt": 0.6, "test_tokens": 200}
     found = verdict(bits | figures, rate=1e-3)
-    assert found.state == state and words in str(found)
+    assert found.state == state and words in str(found).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_an_interval_of_twelve_documents_says_what_twelve_can_show():

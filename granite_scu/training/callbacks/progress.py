@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from granite_scu.config.progress import LIVE, Heartbeat, NotebookLine, in_notebook
+from granite_scu.control.units import per_cent
 from granite_scu.training.callbacks.shannon_control import ControlTick
 
 log = logging.getLogger(__name__)
@@ -121,10 +122,11 @@ def describe(record: dict) -> str:
     smoothed = record["s_ema"] if record["s_ema"] is not None else record["s"]
     target = f" (S* {record['s_target']:.2%})" if record["s_target"] is not None else ""
     if record.get("drift") is not None:
-        parts.append(f"drift {record['drift']:.2%} (at most {record['drift_target']:.2%})")
+        parts.append(f"drift {per_cent(record['drift'])} (at most {per_cent(record['drift_target'])})")
     parts.append(f"S {smoothed:.2%}{target}")
     flags = "".join(f" {name}" for name in ("saturated", "held") if record[name])
-    parts.append(f"lambda {record['lambda']:.3g}{flags}")
+    # Beside what it holds.
+    parts.insert(2, f"lambda {record['lambda']:.3g}{flags}")
     parts.append(f"{record['tokens_per_s']:,.0f} tok/s")
     return "  ".join(parts + _device(record))
 

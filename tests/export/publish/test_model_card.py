@@ -125,6 +125,15 @@ def test_answers_stand_beside_those_of_the_base():
     assert "questions answered" not in card()
 
 
+def test_drift_stands_on_the_card_where_it_was_measured():
+    drift = {"budget": 0.02, "share": 0.018, "tokens": 512, "within": True}
+    text = card(summary=facts()["summary"] | {"drift": drift})
+    assert "| drift on general text, of the base's bits | 1.8 %; at most 2 % asked for |" in text
+    assert "the model has drifted by 1.8" in text
+    assert "asked for" not in card(summary=facts()["summary"] | {"drift": drift | {"budget": None, "within": None}})
+    assert "drift" not in card()
+
+
 def test_what_was_not_measured_is_said():
     text = card(summary={"steps": 7, "adapter_test_bpt": None}, data=None, versions={})
     rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", text, re.MULTILINE))

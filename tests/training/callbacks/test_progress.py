@@ -23,3 +23,11 @@ def test_the_rest_has_its_validations_and_the_scores_and_questions_at_the_end(mo
     assert [line.besides(step) for step in (21, 40, 41)] == [4 * 2 + 3 * 2, 4 * 2 + 3 * 2, 3 * 2 + 3 * 2]
     line.expect(30.0, aside=1.0)  # what comes after the scores
     assert line.besides(41) == 3 * 2 + 3 * 2 + 30
+
+
+def test_drift_stands_beside_the_lambda_that_holds_it():
+    tick = {"data_bpt": 3.21, "s": 0.031, "s_ema": None, "s_target": None, "saturated": False, "held": False,
+            "lambda": 0.84, "tokens_per_s": 900.0}  # fmt: skip
+    assert "lambda 0.84" in progress.describe(tick) and "drift" not in progress.describe(tick)
+    held = progress.describe(tick | {"drift": 0.019, "drift_target": 0.02})
+    assert "drift 1.9 % (at most 2 %)  lambda 0.84  S 3.10%" in held
