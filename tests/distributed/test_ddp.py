@@ -174,6 +174,32 @@ def test_two_processes_go_on_from_an_adapter_as_one_does(runs, start, controller
     assert scores[0]["adapter_test_bpt"] == pytest.approx(scores[1]["adapter_test_bpt"], rel=rounding(OF_EMBEDDED))
 
 
+@pytest.mark.slow
+def test_the_processes_hold_the_same_drift(corpus, tmp_path, monkeypatch):
+    """To the bit. And as one process does: each has some of the rows of every batch of general text."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    callback = {"class_path": "ranks.WriteSetpoints", "init_args": {"folder": str(tmp_path)}}
+    (tmp_path / "ranks.yaml").write_text(json.dumps({"trainer": {"callbacks": [callback]}}), encoding="utf-8")
+    one, two = tmp_path / "one", tmp_path / "two"
+    general = Path(__file__).parents[2] / "docs" / "guides"
+    held = ("--max-drift", "0.01%", "--general-data", general, "--general-tokens", 2048, "--learning-rate", 1e-3)
+    held = (*FLAGS, "--data-dir", corpus, *held, "--control-every", 1)
+    logs = [tmp_path / name for name in ("one.log", "first.log", "second.log")]
+    caches = [("--cache-dir", tmp_path / f"{name}-cache", "--output-dir", tmp_path / name) for name in ("one", "two")]
+    children = [killing.fork([*held, "--batch-size", 4, *caches[0]], logs[0])]
+    children += killing.fork_two([*held, *HALF, *caches[1], "--config", tmp_path / "ranks.yaml"], logs[1:])
+    codes = [killing.wait(child) for child in children]
+    assert codes == [0, 0, 0], [log.read_text() for log in logs]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
+    assert len({strength for _, strength in first}) > 5
+    histories = [json.loads((folder / "scu_history.json").read_text()) for folder in (one, two)]
+    assert histories[0][-1]["drift"] > 1e-6
+    for name in ("drift", "lambda", "penalty_grad_norm", "data_bpt"):
+        found = [[record[name] for record in history] for history in histories]
+        assert found[0] == pytest.approx(found[1], rel=turned(8, OF_EMBEDDED), abs=1e-9), name
+
+
 @pytest.mark.slow  # the shares of test_sharding.py move it together, too
 def test_the_processes_move_the_setpoint_together(corpus, tmp_path, monkeypatch):
     """To the bit. And nearly as one process does: its held-out micro-batches have the blocks of both of theirs."""

@@ -22,6 +22,8 @@ from granite_scu.training.output_folder import LOG
 
 ROOT = Path(__file__).parents[2]
 
+GENERAL = ROOT / "docs" / "guides"
+
 FLAGS = (
     *("--test-run", "--samples", 0, "--precision", "fp32", "--batch-size", 2, "--block-size", 64, "--eval-iters", 2),
     *("--max-steps", 9, "--save-steps", 4, "--eval-steps", 2, "--control-every", 3, "--lora-dropout", 0.1),
@@ -29,6 +31,7 @@ FLAGS = (
 WORSE = (*FLAGS, "--controller", "none", "--learning-rate", 0.05, "--lr-scheduler", "constant", "--warmup-steps", 0)
 """The last step's adapter is not the best validated one: both are written at the end."""
 UNEVEN = (*FLAGS, "--gradient-accumulation-steps", 2, "--num-workers", 1)
+DRIFT = (*FLAGS, "--max-drift", "0.01%", "--general-data", GENERAL, "--general-tokens", 2048)
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +101,7 @@ def same(one, other):
         pytest.param(UNEVEN, 1, id="uneven", marks=pytest.mark.slow),
         pytest.param(UNEVEN, 10, id="uneven-often", marks=pytest.mark.slow),
         pytest.param(FLAGS, 10, id="plain", marks=pytest.mark.slow),
+        pytest.param(DRIFT, 3, id="drift", marks=pytest.mark.slow),
         pytest.param(WORSE, 10, id="worse", marks=pytest.mark.slow),
     ],
 )
@@ -148,6 +152,7 @@ def test_a_power_cut_takes_back_no_more_than_a_kill(whole, cut, tmp_path_factory
     [
         pytest.param(FLAGS, marks=pytest.mark.slow, id="plain"),
         pytest.param((*FLAGS, "--controller", "kl"), marks=pytest.mark.slow, id="kl"),
+        pytest.param(DRIFT, marks=pytest.mark.slow, id="drift"),
         pytest.param(WORSE, marks=pytest.mark.slow, id="worse"),
     ],
 )
@@ -160,7 +165,7 @@ def test_a_run_killed_in_its_last_writings_needs_no_step_more(whole, cut, flags)
         outcome = cut.finish(flags)
         assert same(whole(flags), outcome)
         assert (cut.folder / "README.md").is_file()
-    assert (cut.folder / "final").is_dir() == (flags == WORSE) and not (cut.folder / "best").exists()
+    assert (cut.folder / "final").is_dir() == (flags in (WORSE, DRIFT)) and not (cut.folder / "best").exists()
 
 
 @pytest.mark.slow

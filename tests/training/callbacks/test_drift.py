@@ -92,7 +92,7 @@ def test_at_the_lower_bound_nothing_is_anchored_and_drift_still_measured(trained
         (0.021, {"lambda": 2.0, "saturated": False}, True, ()),
         (0.023, {"lambda": 2.0, "saturated": False}, False, ("2.3 %", "--max-drift 2 %", "--learning-rate")),
         (0.023, {"lambda": 1000.0, "saturated": True}, False, ("bound of 1000",)),
-        (0.01, {"lambda": 1e-3, "saturated": True}, True, ("1 %", "less than --max-drift 2 %", "bound of 0.001")),
+        (0.01, {"lambda": 1e-3, "saturated": True}, True, ("1 %", "as far as --max-drift 2 %", "bound of 0.001")),
     ],
 )
 def test_the_summary_says_whether_the_budget_was_held_and_what_was_in_the_way(share, last, within, words, caplog):
