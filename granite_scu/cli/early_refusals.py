@@ -19,7 +19,7 @@ import yaml
 from granite_scu.cli import config_layers
 from granite_scu.config import flags, settings
 from granite_scu.config.errors import UserError
-from granite_scu.hardware import nvml, presets, torch_build
+from granite_scu.hardware import presets
 from granite_scu.storage import checkpoint_list
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.controller import build_controller
@@ -32,16 +32,15 @@ UNKNOWN = object()
 """A value that only the parser behind LightningCLI can make."""
 
 
-def refuse(arguments: list[str], plans: bool = False) -> None:
+def refuse(arguments: list[str]) -> None:
     """Refuse a request whose fault shows at once.
 
     Args:
         arguments: of ``fit``, as ``script_flags.translate`` makes them.
-        plans: the request is not carried out, and so may be for a machine that is not this one.
 
     Raises:
-        UserError: an unknown preset or key, a value of the wrong kind or out of its range, a file, a text, a model,
-            a checkpoint or a GPU that is not there, a run folder that is not empty.
+        UserError: an unknown preset or key, a value of the wrong kind or out of its range, a file, a text, a model or
+            a checkpoint that is not there, a text that is empty, a run folder that is not empty.
     """
     with config_layers.naming_files(arguments):
         asked = config_layers.asked_preset(arguments)
@@ -70,8 +69,6 @@ def refuse(arguments: list[str], plans: bool = False) -> None:
             settings.check_budget(groups["drift"], groups["control"], groups["run"])
         if "--print_config" not in arguments:
             _check_what_is_there(groups, writes=arguments[0] not in ("validate", "test") and _is_first())
-            if not (plans and asked):  # a preset's plan is of its card, wherever that is
-                _check_device(str(given.get("trainer.accelerator", ("", "auto"))[1]), asked)
 
 
 class _TrainerSetting(NamedTuple):
@@ -288,12 +285,6 @@ def _is_first() -> bool:
     return next(ranks, "0") == "0"
 
 
-def _check_device(accelerator: str, preset: str | None) -> None:
-    to_choose = accelerator == "auto" and preset == presets.AUTO  # the preset of the CPU, where there is no GPU
-    if accelerator in ("auto", "cuda", "gpu") and not to_choose and torch_build.is_for_cpus():
-        raise nvml.no_cuda(accelerator)
-
-
 def _check_what_is_there(groups: dict[str, Any], writes: bool) -> None:
     run: settings.RunConfig | None = groups.get("run")
     if run and writes:
@@ -314,8 +305,12 @@ def _check_what_is_there(groups: dict[str, Any], writes: bool) -> None:
         settings.check_model(base.name)
 
 
-def check_data(data: settings.DataConfig) -> None:
-    """Refuse texts and a chat template that are not there.
+def check_data(data: settings.DataConfig, begins: bool = True) -> None:
+    """Refuse texts and a chat template that are not there, and texts that are empty or begin with what is wrong.
+
+    Args:
+        data: names them.
+        begins: whether to read their first documents.
 
     Raises:
         UserError: the first of them.
@@ -330,6 +325,8 @@ def check_data(data: settings.DataConfig) -> None:
             raise UserError(f"--data-dir {source}: no such folder; a data set of the hub is named hf:owner/name")
         if read.is_path(source):
             read.check_readable(source)
+            if begins:
+                read.check_beginning(source, data.text_column, data.encoding, data.record_format)
 
 
 def check_general(drift: settings.DriftConfig) -> None:

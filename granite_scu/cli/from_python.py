@@ -1,5 +1,6 @@
 """The way in from Python, for notebooks and scripts: ``prepare`` and ``train`` as the command has them."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,8 @@ def prepare(request: Request | None = None, console: Console | None = None, **fl
         request = _request(flags)
     elif flags:
         raise UserError(f"{', '.join(flags)}: give flags or a request, not both")
+    elif not isinstance(request, Request):
+        raise UserError('prepare(...): takes its settings by name, such as prepare(data_dir="chats.jsonl")')
     console = console or make_console()
     quiet(console)
     guard.hush_renamings()
@@ -117,7 +120,16 @@ def train(run: PreparedRun) -> Result | None:
 
 
 def _request(flags: dict[str, Any]) -> Request:
-    arguments, asked = script_flags.translate([word for name, value in flags.items() for word in _words(name, value)])
+    parser = script_flags.build_parser()
+    known = [option for action in parser._actions for option in action.option_strings]
+    for name in flags:
+        if "." not in name and (flag := _flag(name)) not in known:
+            raise UserError(
+                f"prepare({name}=...): no such argument: {_in_python(script_flags.instead_of(flag, known))}"
+            )
+    arguments, asked = script_flags.translate(
+        [word for name, value in flags.items() for word in _words(name, value)], parser
+    )
     if questions := [name for name in _QUESTIONS if getattr(asked, name, False)]:
         raise UserError(f"{questions[0]}: is a question to the command, granite-scu; leave it out")
     early_refusals.refuse(arguments)
@@ -125,11 +137,22 @@ def _request(flags: dict[str, Any]) -> Request:
         return parse(arguments).request
 
 
+def _flag(name: str) -> str:
+    """Dotted keys keep their underscores."""
+    return f"--{name}" if "." in name else f"--{name.replace('_', '-')}"
+
+
+def _in_python(words: str) -> str:
+    """Flags in a message, as arguments."""
+    words = words.replace("--help-all", "granite-scu train --help-all")
+    return re.sub(r"(?<!train )--([a-z0-9-]+)", lambda flag: flag[1].replace("-", "_"), words)
+
+
 def _words(name: str, value: Any) -> list[str]:
-    """A flag as it is typed. Dotted keys keep their underscores."""
-    flag = f"--{name}" if "." in name else f"--{name.replace('_', '-')}"
+    """A flag as it is typed."""
+    flag = _flag(name)
     if value is None:
         return []
     if isinstance(value, bool) and "." not in name:
         return [flag if value else f"--no-{flag.removeprefix('--')}"]
-    return [flag, *(map(str, value) if isinstance(value, list | tuple) else [str(value)])]
+    return [flag, *map(str, value)] if isinstance(value, list | tuple) else [f"{flag}={value}"]

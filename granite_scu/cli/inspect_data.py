@@ -13,7 +13,7 @@ from granite_scu.cli.console import make_console, print_facts, quiet
 from granite_scu.cli.inspect_general import SHOWN, marked, percentiles
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import SEED, BaseConfig, DataConfig, check_model
+from granite_scu.config.settings import SEED, TRAINER_DEFAULTS, BaseConfig, DataConfig, check_model
 from granite_scu.control.units import amount, counted, per_cent
 
 SPLITS = {"train": "training", "validation": "validation", "test": "test"}
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
         options.path = [*options.files, *getattr(options, "path", [])]
     names = {field for field in DataConfig.__dataclass_fields__ if hasattr(options, field)}
     config = DataConfig(**{name: getattr(options, name) for name in names})
-    early_refusals.check_data(config)
+    early_refusals.check_data(config, begins=not options.general)
     if options.general:
         return inspect_general.run(options, config)
     options.model = options.model or DEFAULT_MODEL
@@ -100,14 +100,16 @@ def run(options: argparse.Namespace) -> int:
     from granite_scu.data.tokens import templates
     from granite_scu.data.tokens.encoding import beginning
     from granite_scu.model import loading
+    from granite_scu.training.defaults import Usual
+    from granite_scu.training.fitting import cut_to_fit
 
     quiet(make_console(stderr=True))
     data = TextDataModule(config, seed=0)
     tokenizer = templates.of_data(loading.load_tokenizer(options.model), data.config)
     model = loading.known_config(options.model)
     data.read(tokenizer, loading.rows_of(model), options.model)
-    data.grow("block_size" in names, loading.most_tokens(model))
-    data.cut(tokenizer, data.config)
+    usual = Usual(config.batch_size, TRAINER_DEFAULTS["accumulate_grad_batches"], config.block_size)
+    cut_to_fit(data, tokenizer, model, usual, "block_size" in names)
     begins = {"text_begins_with": tokenizer.decode(beginning(tokenizer))}
     facts = {"model": options.model, **begins, **data.summary(), "document_tokens": lengths(data)}
     if options.json:

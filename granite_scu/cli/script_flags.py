@@ -25,6 +25,9 @@ from granite_scu.storage.working_folder import as_seen_from_here, found_from_her
 
 _log = logging.getLogger(__name__)
 
+_ALIKE = 0.75
+"""Of two names, difflib's ratio above which one may be a slip for the other; 0.6 takes --resume for --stream."""
+
 
 def build_parser(
     name: str = "granite-scu train", about: str = "", examples: Sequence[str] = (), everything: bool = False
@@ -241,19 +244,19 @@ def _refuse_unknown(parser: Parser, rest: list[str]) -> None:
         if argument.startswith("--"):
             name = argument.partition("=")[0]
             if "." not in name:
-                if here := other_tools.answer(name):
-                    raise UserError(f"unknown flag {name}: another tool's; here it is {here}")
-                raise UserError(f"unknown flag {name}: {_meant(name, flags)}see --help-all for all of them")
+                raise UserError(f"unknown flag {name}: {instead_of(name, flags)}")
             previous_takes_value = "=" not in argument
         elif previous_takes_value:
             previous_takes_value = False
         else:
-            raise UserError(f"{argument!r} belongs to no flag; {_as_a_flag(argument, flags)}see --help")
+            raise UserError(f"{argument!r} belongs to no flag; {_as_a_flag(argument, flags)}")
 
 
-def _meant(name: str, flags: list[str]) -> str:
-    close = difflib.get_close_matches(name, flags, 1)
-    return f"did you mean {close[0]}? " if close else ""
+def instead_of(name: str, flags: Sequence[str]) -> str:
+    """What to give in place of a flag that is none of ``flags``: as another tool's, or by what it looks like."""
+    close = difflib.get_close_matches(name, flags, 1, _ALIKE)
+    meant = f"did you mean {close[0]}? see --help-all" if close else "see --help-all"
+    return other_tools.answer(name) or f"{meant} for all of them"
 
 
 def _as_a_flag(argument: str, flags: list[str]) -> str:
@@ -261,8 +264,8 @@ def _as_a_flag(argument: str, flags: list[str]) -> str:
     setting, equals, value = argument.partition("=")
     name = "--" + re.split(r"[./]", setting)[-1].replace("_", "-")
     if not equals:
-        return ""
-    return f"did you mean {name} {value}? " if name in flags else _meant(name, flags)
+        return "see --help"
+    return f"did you mean {name} {value}? see --help" if name in flags else instead_of(name, flags)
 
 
 def _resolve_short_forms(given: dict[str, Any]) -> None:

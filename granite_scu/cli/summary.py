@@ -11,6 +11,7 @@ from granite_scu.control.units import counted, duration, per_cent
 from granite_scu.evaluation.bpt.report import shown_answers
 from granite_scu.storage.run_folder import ANSWERS, LAST_ADAPTER, read_json
 from granite_scu.viz import adapter_size
+from granite_scu.viz.run_folder import read_validations
 from granite_scu.viz.what_now import verdict
 
 ENDED = {
@@ -48,9 +49,9 @@ def print_summary(
         "general answers": _general(summary["elsewhere"]) if "elsewhere" in summary else None,
         "validation": f"{summary['best_val_bpt']:.4f} bits/token" if validated else None,
         "best adapter": which_adapter(summary),
-        "S at the end": _s(summary),
+        "S at the end": _s(summary) if summary["lambda"] else None,
         "S* reached": None if summary["s_target"] is None else _reachability(summary),
-        "lambda at the end": f"{summary['lambda']:.4g}",
+        "lambda at the end": f"{summary['lambda']:.4g}" if summary["lambda"] else None,
         "adapter size": size,
         "ticks without a measurement": f"{without}" if without else None,
         "training": _training(summary),
@@ -61,7 +62,8 @@ def print_summary(
     records = read_json(folder / ANSWERS)["answers"] if (folder / ANSWERS).is_file() else []
     for line in shown_answers(records[:SHOWN], ("base", "adapter")):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    for line in verdict(summary, learning_rate).sentences:
+    found = verdict(summary, learning_rate, validations=read_validations(folder, summary))
+    for line in found.sentences:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     following = (REPORT, TALK if chats or records else CONTINUE, EVAL if tested else EVAL_OTHER)
     commands = [(command.format(run=shlex.quote(str(folder))), meaning) for command, meaning in following]
@@ -87,11 +89,14 @@ def _answers(found: dict[str, Any]) -> str:
 
 
 def _general(found: dict[str, Any]) -> str:
-    cost = f"known ones cost {found['bits_after']:.2f} bits/token, {found['bits_before']:.2f} under the base model"
+    n, asked, model = found["n"], found["asked"], f"the {found.get('compared_with', 'base model')}"
+    cost = f"known ones cost {found['bits_after']:.2f} bits/token, {found['bits_before']:.2f} under {model}"
     if not found["right_before"]:
-        return f"the base model has {found['right_before']} of {found['n']} right, so that few can be lost; {cost}"
+        some = f"{n}" if n == asked else f"the first {n} of {asked}, so that the others were not asked"
+        return f"{model} has none right of {some}; {cost}"
     changed = f"{found['became_wrong']} became wrong, {found['became_right']} right"
-    return f"{found['right_after']} of {found['n']} right, by the base model {found['right_before']}: {changed}; {cost}"
+    in_time = "" if n == asked else f"; {n} of {asked} were answered in the time"
+    return f"{found['right_after']} of {n} right, by {model} {found['right_before']}: {changed}; {cost}{in_time}"
 
 
 def which_adapter(summary: dict[str, Any]) -> str:
@@ -131,7 +136,7 @@ def _not_shown(s: float | None, target: float, band: str) -> str:
     if s is None:
         return f"no: S was never {band}, and could not be measured at the end"
     never = f"no: S was never {band} = {per_cent(target)}, and ended at {per_cent(s)}"
-    return f"{never}; train longer, or give --target-s {0.8 * s:.2g}" if 0 < s < target else f"{never}; train longer"
+    return f"{never}; it takes more steps" + (f", or --target-s {0.8 * s:.2g}" if 0 < s < target else "")
 
 
 def _training(summary: dict[str, Any]) -> str:

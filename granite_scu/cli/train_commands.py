@@ -44,7 +44,7 @@ def build_parser(name: str) -> Parser:
 def _run(arguments: list[str], name: str) -> int:
     translated, asked = script_flags.translate([*arguments, *_FLAG[name.split()[-1]]], build_parser(name))
     if not getattr(asked, "check_requirements", False):
-        early_refusals.refuse(translated, plans=getattr(asked, "dry_run", False))
+        early_refusals.refuse(translated)
     with guard.importing():
         from granite_scu.cli import train  # late: torch takes seconds
 

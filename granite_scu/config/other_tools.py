@@ -44,32 +44,71 @@ ROWS = (
 # fmt: on
 """A setting a row, under the names of ``COLUMNS``; a name of a setting stands in backticks."""
 
-SHORT = {
-    "lr": "`--learning-rate`",
-    "lora_rank": "`--lora-r`",
-    "lora_target": "`--lora-targets`",
-    "cutoff_len": "`--block-size`",
-    "default_system": "`--system`",
-    "devices": "`--gpus`, or `--multi-gpu` for all",
-    "num_gpus": "`--gpus`, or `--multi-gpu` for all",
-    "nproc_per_node": "`--gpus`, or `--multi-gpu` for all",
-    "num_processes": "`--gpus`, or `--multi-gpu` for all",
-    "load_in_8bit": "`--4bit-quantization`; no 8 bits",
-    "quantization_bit": "`--4bit-quantization`; no 8 bits",
-    "dataset": "`--data-dir`",
-    "dataset_name": "`--data-dir`, `hf:owner/name` for one of the hub",
-    "datasets": "`--data-dir`",
-    "train_file": "`--data-dir`",
-    "eval_dataset": "`--validation-data`",
-    "validation_file": "`--validation-data`",
-    "val_size": "`--held-out-share`",
-    "val_set_size": "`--held-out-share`",
-    "val_split_fraction": "`--held-out-share`",
-    "per_device_eval_batch_size": "`--eval-batch-size`",
-    "eval_strategy": "`--eval-steps`",
-    "report_to": "`--logger`",
+# fmt: off
+FURTHER = {
+    "`--model`": "pretrained_model_name_or_path model_path model_id",
+    "`--data-dir`": "data dataset datasets dataset_dir dataset_path data_path train_file train_data training_data",
+    "`--data-dir`, `hf:owner/name` for one of the hub": "dataset_name",
+    "`--data-dir hf:owner/name:config`": "dataset_config dataset_config_name",
+    "`--text-column`": "dataset_text_field text_field content_key",
+    "`--validation-data`": "eval_dataset eval_data eval_file validation_file valid_data",
+    "`--test-data`": "test_file test_dataset",
+    "`--held-out-share`": "val_size val_set_size val_split val_split_fraction validation_split test_size",
+    "`--output-dir`": "out_dir output output_path save_dir save_path",
+    "`--output-dir`; `--adapter` to start from one": "adapter_path",
+    "`--adapter`": "adapter_file adapter_name_or_path lora_path resume_adapter_file",
+    "`--resume-from-checkpoint` last, auto or a folder": "resume resume_from continue continue_from_checkpoint",
+    "`--overwrite`": "overwrite_output_dir",
+    "`--config`": "recipe config_file",
+    "`--learning-rate`": "lr",
+    "`--warmup-steps`": "warmup num_warmup_steps",
+    "`--max-steps`": "iters num_iters max_iters max_train_steps num_steps",
+    "`--batch-size`": "train_batch_size per_gpu_train_batch_size",
+    "`--eval-batch-size`": "per_device_eval_batch_size",
+    "`--gradient-accumulation-steps`": "grad_accum grad_accumulation grad_accumulation_steps accumulate_grad_batches",
+    "`--block-size`": "cutoff_len max_seq_len max_len max_tokens model_max_length context_length seq_len seq_length",
+    "`--gradient-clip`": "grad_clip clip_grad_norm max_norm",
+    "`--gradient-checkpointing`": "grad_checkpoint",
+    "`--adam-beta2`": "beta2",
+    "no: AdamW's beta1 is 0.9 and its epsilon 1e-8": "adam_beta1 adam_epsilon",
+    "`--lora-r`": "lora_rank rank lora_dim",
+    "`--lora-alpha`": "alpha",
+    "`--lora-dropout`": "dropout",
+    "`--lora-targets`": "lora_target lora_modules lora_attn_modules lora_layers",
+    "no: every layer gets an adapter; `--lora-targets` names those that do": "num_layers",
+    "no: plain LoRA, its B at 0 at the start": "modules_to_save init_lora_weights bias lora_bias peft_type task_type",
+    "no: LoRA only": "fine_tune_type finetuning_type train_type",
+    "no: supervised fine-tuning only": "stage",
+    "`--4bit-quantization`; no 8 bits": "load_in_8bit quantization quantization_bit quantize",
+    "`--precision`": "torch_dtype mixed_precision compute_dtype",
+    "`--attn`": "attn_implementation flash_attn flash_attention use_flash_attention",
+    "`--chat-template`": "template",
+    "`--system`": "default_system system_prompt",
+    "`--loss-on`; the chat template says where an answer begins": "response_template instruction_template",
+    "`--packing`": "group_by_length pad_to_sequence_len",
+    "`--eval-steps`": "eval_strategy evaluation_strategy steps_per_eval eval_every",
+    "`--eval-iters`": "val_batches max_eval_samples",
+    "`--save-steps`": "save_every save_strategy",
+    "`--logging-steps`": "steps_per_report log_every",
+    "`--logger`": "report_to wandb",
+    "no: TensorBoard's files are always written": "tensorboard",
+    "`--logger wandb`, which reads WANDB_PROJECT and WANDB_NAME": "wandb_project wandb_name run_name",
+    "`--num-workers`": "dataloader_num_workers preprocessing_num_workers",
+    "`--gpus`, or `--multi-gpu` for all": "devices num_gpus num_gpu nproc_per_node num_processes",
+    "`--fsdp`": "deepspeed",
+    "`--accelerator`": "device device_map",
+    "`--accelerator cpu`": "use_cpu cpu no_cuda",
+    "no: a run always trains, validates and tests": "do_train do_eval train test",
+    "no: the adapter that validated best is always kept": "load_best_model_at_end",
+    "no: all records are read; give a shorter file": "max_samples max_train_samples",
+    "no: the model's own": "tokenizer tokenizer_name tokenizer_path",
+    "no: code that comes with a model is never run": "trust_remote_code",
+    "no: HF_TOKEN, or `hf auth login`": "token hf_token hub_token",
+    "no: no noise is added": "neftune_noise_alpha",
+    "`granite-scu generate`, after the run": "prompt temperature max_new_tokens",
 }
-"""Further names, of LLaMA-Factory, transformers and torchrun among others."""
+# fmt: on
+"""Further names, of LLaMA-Factory, mlx-lm, torchtune, transformers and torchrun among others, by what is here."""
 
 
 def _names() -> dict[str, str]:
@@ -78,20 +117,23 @@ def _names() -> dict[str, str]:
     for _, *cells, here in ROWS:
         for name in re.findall("`([^`]+)`", " ".join(cells)):
             found.setdefault(re.split(r"[:( =]", name)[0].rpartition(".")[2], here)
-    return found | SHORT
+    return found | {name: here for here, names in FURTHER.items() for name in names.split()}
 
 
 NAMES = _names()
 
 
 def answer(flag: str) -> str | None:
-    """What to type here in place of a flag of another tool; None where no tool is known to have it.
+    """What there is here in place of a flag of another tool; None where no tool is known to have it.
 
-    >>> answer("--load-in-4bit")
-    '--4bit-quantization; no 8 bits'
+    >>> answer("--load-in-4bit"), answer("--optim")
+    ("another tool's; here it is --4bit-quantization; no 8 bits", "another tool's; not here: always AdamW")
     """
     here = NAMES.get(flag.lstrip("-").replace("-", "_").rpartition(".")[2])
-    return None if here is None else here.replace("`", "")
+    if here is None:
+        return None
+    none = here.startswith("no: ")
+    return f"another tool's; {'not here: ' if none else 'here it is '}{here.removeprefix('no: ')}".replace("`", "")
 
 
 def table() -> str:

@@ -12,8 +12,8 @@ from statistics import NormalDist
 
 RULE = (
     "an answer is as expected if it has all numbers, and nine in ten of the words, that the expected answer adds to "
-    "the question, or all numbers with their units, all names, and half of the words; words such as the, is and of do "
-    "not count; where JSON is expected, if it is the same JSON"
+    "what is asked, or all numbers with their units, all names, and half of the words; of alternatives (red or blue) "
+    "the expected one alone; words such as the, is and of do not count; where JSON is expected, if it is the same JSON"
 )
 """In words, what ``AnswerScore.right`` says."""
 
@@ -34,6 +34,10 @@ _NUMBER = r"(?<![\w.])-?\d[\d.,:]*\d|(?<![\w.])-\d"
 _CHARACTER = r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
 """Of a script without spaces, in which each character counts as a word."""
 _WORD = re.compile(rf"{_NUMBER}|{_CHARACTER}|(?:(?!{_CHARACTER})\w)+")
+_PARTS = re.compile(r":\s+|\n+")
+"""What divides a question from a text that it is about."""
+_OR = re.compile(r"\b\w+(?:(?:, ?or |, | ?[/|] ?| or )\w+)+"), re.compile(r"\b\w+(?:(?:,? or | ?[/|] ?)\w+)+")
+"""Alternatives: with those that commas divide, and without."""
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _POSSESSIVE = re.compile(r"(?<=\w)['\u2019]s\b")
 
@@ -77,7 +81,7 @@ def score_answer(answer: str, expected: str, question: str = "") -> AnswerScore:
     if isinstance(structure := _as_json(expected), dict | list):  # whose words the question often has all
         right = _as_json(answer) == structure
     else:
-        right = _has_what_counts(set(found), expected, set(words_of(question)))
+        right = _has_what_counts(set(found), expected, question)
     return AnswerScore(found == wanted, has_phrase(found, wanted), token_f1(found, wanted), right)
 
 
@@ -107,10 +111,35 @@ def _as_json(text: str) -> object:
         return None
 
 
-def _has_what_counts(found: set[str], expected: str, asked: set[str]) -> bool:
+def _asking(question: str) -> str:
+    """What of a question asks; not the text that it is about, of which the answer may be a part.
+
+    >>> _asking("Where does she work? Text: Ida left the mill. She works at the harbour.")
+    'Where does she work?'
+    """
+    parts = _PARTS.split(question.strip())
+    if len(parts) == 1:
+        return question
+    return " ".join(re.findall(r"[^.?!:\n]*\?", question)).strip() or parts[0]
+
+
+def _alternatives(question: str, said: set[str]) -> tuple[set[str], set[str]]:
+    """The one word of the expected ones that a question lets choose, as in red or blue, and those it is chosen from."""
+    for pattern in _OR:  # of a list before the last comma may be no more than another part of the sentence
+        listed = (words_of(found) for found in pattern.findall(question) if re.search(r"\bor\b|[/|]", found))
+        options = {word for words in listed for word in words} - SMALL_WORDS - {"or"}
+        if len(chosen := said & options) == 1 and len(options) > 1:
+            return chosen, options - chosen
+    return set(), set()
+
+
+def _has_what_counts(found: set[str], expected: str, question: str) -> bool:
     wanted = words_of(expected)
-    said = set(wanted) - SMALL_WORDS
-    counts = said - asked or said or set(wanted)  # a question may name all that can be answered: open or closed?
+    said, asked = set(wanted) - SMALL_WORDS, set(words_of(_asking(question)))
+    chosen, others = _alternatives(question, said)
+    if others & found:
+        return False
+    counts = said - asked | chosen or said or set(wanted)  # a question may name all that can be answered
     missing = counts - found
     if any(map(_is_number, missing)):
         return False
@@ -118,7 +147,11 @@ def _has_what_counts(found: set[str], expected: str, asked: set[str]) -> bool:
         return True
     facts = counts & (set(filter(_is_number, wanted)) | names_in(expected))
     units = {unit for number, unit in itertools.pairwise(wanted) if _is_number(number)}
-    return bool(facts) and not missing & (facts | units | _TURNING) and len(missing) <= len(counts) * SHARE_WITH_NAMES
+    return (
+        bool(facts)
+        and not missing & (facts | units | chosen | _TURNING)
+        and len(missing) <= len(counts) * SHARE_WITH_NAMES
+    )
 
 
 def names_in(text: str) -> set[str]:

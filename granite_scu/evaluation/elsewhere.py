@@ -6,6 +6,7 @@ an answer are left out, for whoever learns to be brief learns these, whatever be
 """
 
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED
 from granite_scu.data.blocks.packing import padding_of
 from granite_scu.data.sources.documents import Conversation
@@ -28,6 +30,8 @@ from granite_scu.evaluation.answers import BATCH, Question, ask, batches_of, que
 from granite_scu.model.adapters import Switch
 from granite_scu.model.description_length import bits
 from granite_scu.model.loss import token_nats
+
+log = logging.getLogger(__name__)
 
 FILE = Path(__file__).with_name("general_questions.jsonl")
 
@@ -103,11 +107,12 @@ def try_out(
     Where the first of ``switches``, the base model, has none of the first answers right, no more are asked for: what a
     model does not know, it cannot lose.
 
-    Raises:
-        UserError: the chat template refuses a question and its answer.
+    A question that the chat template refuses is left out, with a warning that names it.
     """
-    general, nats = general_questions()[:count], {}
-    questions = as_asked(general, tokenizer)
+    general, questions, refusals = as_asked(general_questions()[:count], tokenizer)
+    nats = {}
+    if refusals:
+        log.warning("%d of %d general questions are not asked: %s", len(refusals), count, refusals[0])
     for name, switch in switches.items():
         with switch():
             nats[name] = nats_of_answers(model, questions, padding_of(tokenizer))
@@ -123,11 +128,21 @@ def try_out(
     return tried
 
 
-def as_asked(general: Sequence[General], tokenizer: PreTrainedTokenizerBase) -> list[Question]:
-    """The questions in the model's chat template. Raises UserError where it refuses one and its answer."""
-    questions = questions_of(encode([_as_chat(each) for each in general], tokenizer, show_progress=False), tokenizer)
-    assert len(questions) == len(general)
-    return questions
+def as_asked(
+    general: Sequence[General], tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[General], list[Question], list[str]]:
+    """The questions in the model's chat template: those that it takes, as it has them, and its refusals of others."""
+    taken: list[General] = []
+    questions: list[Question] = []
+    refusals: list[str] = []
+    for each in general:
+        try:
+            questions += questions_of(encode([_as_chat(each)], tokenizer, show_progress=False), tokenizer)
+            taken.append(each)
+        except UserError as error:
+            refusals.append(str(error).removeprefix("--data-dir "))
+    assert len(questions) == len(taken)
+    return taken, questions, refusals
 
 
 def _first_line(text: str) -> str:
@@ -196,11 +211,11 @@ def summary(tried: Tried, before: str, after: str) -> dict[str, Any]:
     """How the answers and the bits changed, for ``scu_metrics.json``.
 
     Returns:
-        ``n`` answers, ``asked``, ``right_before``, ``right_after``, ``became_wrong``, ``became_right``; ``lost``, the
-        questions whose answers became wrong; ``chance``, the probability of as many more lost than won if each were
-        as likely (sign test); ``bits_before``, ``bits_after``, ``tokens`` that they are over, and ``bits_interval`` of
-        their difference over the questions (null of fewer than ten); ``damaged``: more answers were lost than chance
-        explains, or more than ``LEAST_BITS``.
+        ``compared_with``, the model before; ``n`` answers, ``asked``, ``right_before``, ``right_after``,
+        ``became_wrong``, ``became_right``; ``lost``, the questions whose answers became wrong; ``chance``, the
+        probability of as many more lost than won if each were as likely (sign test); ``bits_before``, ``bits_after``,
+        ``tokens`` that they are over, and ``bits_interval`` of their difference over the questions (null of fewer than
+        ten); ``damaged``: more answers were lost than chance explains, or more than ``LEAST_BITS``.
     """
     answered = [record for record in records(tried, before, after) if "after" in record]
     lost = [record["question"] for record in answered if record["right_before"] and not record["right_after"]]
@@ -209,6 +224,7 @@ def summary(tried: Tried, before: str, after: str) -> dict[str, Any]:
     change = statistics.difference_over_documents(tried.nats[after], tried.nats[before], tried.tokens)
     chance = sign_test(len(lost), won)
     return {
+        "compared_with": before,
         "n": len(answered),
         "asked": len(tried.questions),
         "right_before": sum(record["right_before"] for record in answered),

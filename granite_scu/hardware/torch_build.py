@@ -8,11 +8,9 @@ where PyTorch is missing, or is the wrong one.
 
 import argparse
 import re
-import runpy
 import shlex
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,15 +101,6 @@ def choose_build(cards: list[Card], windows: bool = False) -> str:
 def dotted(capability: tuple[int, int] | None) -> str:
     """A compute capability as NVIDIA writes it, such as 8.0."""
     return ".".join(map(str, capability or ("none",)))
-
-
-def is_for_cpus() -> bool:
-    """Whether the installed PyTorch can use no GPU at all. Its own version file says so; to import it takes seconds."""
-    package = find_spec("torch")
-    if package is None or package.origin is None:
-        return False
-    built = runpy.run_path(str(Path(package.origin).with_name("version.py")))
-    return not (built.get("cuda") or built.get("hip"))
 
 
 def install_command(tag: str, version: str = TORCH) -> str:

@@ -246,10 +246,14 @@ def _control(text: Text | None, cut: Cut, given: Mapping[str, Any], blocks: int,
     few = text is not None and text.chats and cut.held_out < LEAST_HELD_OUT
     every = given.get("control.every", DEFAULT_EVERY)
     if steps < every * LEAST_TICKS:
-        why = f"{counted(steps, 'step')} are too few to find S* in, which takes {every * LEAST_TICKS}"
+        why = f"{counted(steps, 'step')} {_is(steps)} too few to find S* in, which takes {every * LEAST_TICKS}"
     elif cut.validation < blocks or few:
-        found = counted(cut.held_out, "conversation" if few else "document")
-        why = f"{found} to validate on are too few for S* to follow" if cut.held_out else "nothing is held out"
+        found = f"{counted(cut.held_out, 'conversation' if few else 'document')} to validate on {_is(cut.held_out)}"
+        why = f"{found} too few for S* to follow" if cut.held_out else "nothing is held out"
     else:
         return [ticks]
     return [ticks, Choice("control.controller", "none", f"plain LoRA, no controller: {why}")]
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"

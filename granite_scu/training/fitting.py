@@ -33,23 +33,8 @@ def fitted(
     given = {key: value for key in request.given if (value := _value(request, key)) is not None}
     trainer = request.trainer
     usual = defaults.Usual(request.data.batch_size, trainer["accumulate_grad_batches"], request.data.block_size)
-    text, lines = None, []
-    data.grow("data.block_size" in given, loading.most_tokens(config))
-    if data.config.block_size > usual.block:
-        request = request.with_values({"data.block_size": data.config.block_size})
-        lines.append(f"blocks of {data.config.block_size:,} tokens: the longest conversation has {data.longest_chat:,}")
-    if not request.data.stream:
-        lengths = data.lengths
-        epochs = request.data.num_epochs
-        text = defaults.Text(data.chats > 0, len(lengths), int(lengths.sum()), data.longest, epochs)
-        block = defaults.block_size(text, usual, processes)
-        if block and block.key not in given:
-            request = request.with_values({block.key: block.value})
-            lines.append(block.why)
-    data.cut(tokenizer, replace(data.config, block_size=request.data.block_size))
-    if text:  # what packing and data.train_tokens kept of it
-        tokens = min(text.tokens, request.data.train_tokens or text.tokens)
-        text = text._replace(documents=data.train.n_documents, tokens=tokens)
+    text, lines = cut_to_fit(data, tokenizer, config, usual, "data.block_size" in given, processes)
+    request = request.with_values({"data.block_size": data.config.block_size})
     cut = defaults.Cut(
         request.data.block_size, data.train.n_blocks, data.validation.n_blocks, data.validation.n_documents
     )
@@ -63,6 +48,42 @@ def fitted(
         *lines,
         *(choice.why for choice in chosen if choice.why),
     ]
+
+
+def cut_to_fit(
+    data: TextDataModule,
+    tokenizer: PreTrainedTokenizerBase,
+    config: PretrainedConfig,
+    usual: defaults.Usual,
+    block_given: bool,
+    processes: int = 1,
+) -> tuple[defaults.Text | None, list[str]]:
+    """Cut what was read into blocks, of the usual size unless the text asks for others and the user for none.
+
+    Returns:
+        What there is to train on, None of a stream; and why blocks are not of the usual size, a line or none.
+
+    Raises:
+        UserError: the text makes no blocks.
+    """
+    text, lines = None, []
+    data.grow(block_given, loading.most_tokens(config))
+    size = data.config.block_size
+    if size > usual.block:
+        lines.append(f"blocks of {size:,} tokens: the longest conversation has {data.longest_chat:,}")
+    if not data.config.stream:
+        lengths = data.lengths
+        epochs = data.config.num_epochs
+        text = defaults.Text(data.chats > 0, len(lengths), int(lengths.sum()), data.longest, epochs)
+        block = defaults.block_size(text, usual, processes)
+        if block and not block_given:
+            size = block.value
+            lines.append(block.why)
+    data.cut(tokenizer, replace(data.config, block_size=size))
+    if text:  # what packing and data.train_tokens kept of it
+        tokens = min(text.tokens, data.config.train_tokens or text.tokens)
+        text = text._replace(documents=data.train.n_documents, tokens=tokens)
+    return text, lines
 
 
 def _value(request: Request, key: str) -> Any:

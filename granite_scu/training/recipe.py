@@ -114,14 +114,6 @@ def prepare(
     if request.run.stop_at_equilibrium:
         check_equilibrium_stop(request.control)
 
-    # The machine.
-    machine = machines.resolve_request(request, card)
-    if not card:
-        kernels.check(machine.kernels, machine.accelerator)
-    request = replace(request, base=replace(request.base, compile=machine.compiled))
-    if warning := presets.mismatch(request.hardware, machine.device):
-        log.warning(warning)
-
     # The run folder, and the checkpoint that the run continues from.
     folder = RunFolder(request.run.output_dir)
     resume = open_checkpoint(request.run.resume, folder.path)
@@ -137,10 +129,18 @@ def prepare(
         request = replace(request, lora=initial_adapter.lora_of(request.lora, start))
     config = loading.known_config(request.base.name)
     _check_block_size(config, request)
-    machine = _with_attention_of(config, machine, request.base.attention)
 
     # What the model has to compute; layers that it has not are refused here.
     size = flops.measure(request.base.name, request.lora, request.data.block_size, start and start.shapes)
+
+    # The machine: what is wrong with the request itself has been said.
+    machine = machines.resolve_request(request, card)
+    if not card:
+        kernels.check(machine.kernels, machine.accelerator)
+    machine = _with_attention_of(config, machine, request.base.attention)
+    request = replace(request, base=replace(request.base, compile=machine.compiled))
+    if warning := presets.mismatch(request.hardware, machine.device):
+        log.warning(warning)
 
     # The text, and what nobody gave of blocks, steps, rate and controller, fitted to it.
     data, console = data or build_data(request), console or Console()

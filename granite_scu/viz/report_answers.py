@@ -46,7 +46,8 @@ def elsewhere(run: Run) -> str:
                                  each.get("right_before") == each.get("right_after")))  # fmt: skip
     figures = part(run.metrics, "elsewhere")
     before, after, n = (figures.get(name) for name in ("right_before", "right_after", "n"))
-    words = f"What the base model knew before: it has {before} of {n} right, the adapter {after}."
+    model = figures.get("compared_with", "base model")
+    words = f"What the {model} knew before: it has {before} of {n} right, the adapter {after}."
     bits = [figures.get(name) for name in ("bits_before", "bits_after")]
     if all(map(is_number, bits)):
         words += " The known answers cost {:.3f} bits per token before, {:.3f} after.".format(*bits)

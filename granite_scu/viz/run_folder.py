@@ -130,7 +130,7 @@ def read_run(path: str | Path) -> Run:
     names = ("scu_config.json", "scu_metrics.json", "training_config.json", EVALUATION)
     config, metrics, settings, evaluation = (_read_object(folder / name) for name in names)
     shown = (_read_object(folder / name) for name in (STOPPED, SAMPLES, ANSWERS, ELSEWHERE))
-    validations = _read_validations(folder, metrics)
+    validations = read_validations(folder, metrics)
     warnings, chosen = _read_log(folder)
     return Run(
         folder, tuple(history), config, metrics, finished, settings, validations, warnings, evaluation, *shown, chosen
@@ -169,7 +169,7 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _read_validations(folder: Path, metrics: dict[str, Any]) -> tuple[tuple[int, float], ...]:
+def read_validations(folder: Path, metrics: dict[str, Any]) -> tuple[tuple[int, float], ...]:
     """From the CSV log, of which a resumed run has a file for each leg, and for the last step from the summary."""
     found: dict[int, float] = {}
     for file in sorted((folder / "logs" / "csv").glob("**/metrics.csv"), key=lambda file: file.stat().st_mtime):

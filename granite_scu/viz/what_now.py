@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -15,6 +15,10 @@ _EARLY = 0.8
 """Share of the steps before which the best validation counts as early."""
 _LATE = 0.75
 """Share of the steps after which a validation that still falls asks for more of them."""
+_PLATEAU = 0.5
+"""Share of the steps before which a validation that falls no further says that fewer of them do."""
+_SAME = 0.005
+"""Bits per token by which such a validation may lie above the lowest."""
 _MATTERS = 0.005
 """Share of the bits, of a difference between two validations that is worth another run."""
 _CHANCE = 2 * 1.96**2
@@ -23,6 +27,8 @@ about twice its mean for a variance (KL is half the variance where both are clos
 errors where d = z sqrt(2 d). Where documents differ much in what they gain, chance reaches further."""
 _MOST_NAMED = 3
 """Lost answers that are named."""
+_STEERED = 300
+"""Optimizer steps below which the default is plain LoRA, for the controller has too few ticks."""
 _HIGHEST = 1e-3
 """Learning rate above which no higher one is suggested."""
 _MUCH = 0.1
@@ -67,7 +73,10 @@ class Verdict:
 
 
 def verdict(
-    metrics: Mapping[str, Any], rate: float | None = None, interval: tuple[float, float] | None = None
+    metrics: Mapping[str, Any],
+    rate: float | None = None,
+    interval: tuple[float, float] | None = None,
+    validations: Sequence[tuple[int, float]] = (),
 ) -> Verdict:
     """What came of a run, for its summary, its report and its model card.
 
@@ -75,6 +84,7 @@ def verdict(
         metrics: ``scu_metrics.json``.
         rate: the learning rate, for what to do; None where nobody knows.
         interval: of adapter less base, bits per token, where ``granite-scu eval`` has found one.
+        validations: (optimizer step, bits per token), in the order of the run.
     """
     answers, general = (part(metrics, name) for name in ("answers", "elsewhere"))
     state, learned = _of_answers(answers, metrics) if _counted(answers) else _of_bits(metrics, interval)
@@ -83,7 +93,10 @@ def verdict(
     if not general.get("damaged"):
         return Verdict(learned, elsewhere, "", drift, state)
     lower = f"lower the rate to {short(rate / 2)}" if rate else "lower the learning rate"
-    return Verdict(learned, elsewhere, f"{lower}, mix in general chats, or {_held_by(metrics)}", drift, "damaged")
+    early, end = _plateau(validations, metrics.get("steps")), metrics.get("steps")
+    fewer = f"train for fewer epochs (validation fell no further after step {early:,} of {end:,}), " if early else ""
+    remedy = f"{fewer}{lower}, mix in general chats, or {_held_by(metrics)}"
+    return Verdict(learned, elsewhere, remedy, drift, "damaged")
 
 
 def _held_by(metrics: Mapping[str, Any]) -> str:
@@ -115,6 +128,16 @@ def drifted(found: Mapping[str, Any]) -> str:
         return f"{words}, {where}{more}."
     asked = f" (at most {percent(budget)})" if found.get("within") else f", more than the {percent(budget)} asked for"
     return f"{words}{asked}, {where} that the loop did not see."
+
+
+def _plateau(validations: Sequence[tuple[int, float]], end: object) -> int | None:
+    """The step from which on the validation fell no further, where that is early in the run; None where it is not."""
+    values = [(step, bpt) for step, bpt in validations if is_number(bpt)]
+    if len(values) < 2 or not isinstance(end, int):
+        return None
+    lowest = min(bpt for _, bpt in values)
+    step = next(step for step, bpt in values if bpt <= lowest + _SAME)
+    return step if step < _PLATEAU * end else None
 
 
 def _counted(answers: Mapping[str, Any]) -> bool:
@@ -169,22 +192,24 @@ def _elsewhere(found: Mapping[str, Any]) -> str:
     )
     if not n:
         return f"Elsewhere none of {found.get('asked')} general questions was answered in the time"
-    cost = f"known answers cost {after - before:.2g} bits per token more than under the base model"
+    model = f"the {found.get('compared_with', 'base model')}"
+    cost = f"known answers cost {after - before:.2g} bits per token more than under {model}"
     if wrong:
         lost = found.get("lost")
         named = list(map(str, lost)) if found.get("damaged") and isinstance(lost, list) else []
         dots = " …" if len(named) > _MOST_NAMED else ""
         which = f" ({' '.join(named[:_MOST_NAMED])}{dots})" if named else ""
         words = f"Elsewhere {wrong} of {n} general answers became wrong{which}{f', {right} right' if right else ''}"
-        few = "so few can be chance" if not found.get("damaged") else cost if after - before > _MUCH else ""
-        return f"{words}; {few}" if few else words
+        if found.get("damaged"):
+            return f"{words}; {cost}" if after - before > _MUCH else words
+        can_be = "the difference can be chance" if right else "so few can be chance"
+        return f"{words}; {can_be}" if wrong > right else words
     if found.get("damaged"):
         return f"Elsewhere {cost}"
     if not found.get("right_before"):
-        return f"Elsewhere nothing is shown: the base model has none of {n} general answers right"
-    return (
-        f"Elsewhere none of the {found.get('right_before')} general answers that the base model has right became wrong"
-    )
+        some = f"{n}" if n == found.get("asked") else f"the first {n} of {found.get('asked')}"
+        return f"Elsewhere nothing is shown: {model} has none of {some} general answers right"
+    return f"Elsewhere none of the {found.get('right_before')} general answers that {model} has right became wrong"
 
 
 @dataclass(frozen=True)
@@ -212,7 +237,7 @@ def what_now(run: Run) -> list[Advice]:
 
 def verdict_of(run: Run) -> Verdict:
     """``verdict``, with what the folder has besides the metrics."""
-    return verdict(run.metrics, _rate(run), _interval(run))
+    return verdict(run.metrics, _rate(run), _interval(run), run.validations)
 
 
 def place(run: Run) -> str:
@@ -304,7 +329,8 @@ def _try(run: Run, found: Verdict) -> Iterator[Advice]:
         text = "It learned nothing that holds for other documents. A lower learning rate, or more text, may."
         yield Advice("Try a lower learning rate", text, _again(run, f"--learning-rate {short(min(rate / 3, 1e-3))}"))
     elif found.state == "unclear" and rate and rate <= _HIGHEST and not longer:
-        text = f"Validation no longer falls at a rate of {short(rate)}. Three times that teaches more in as many steps."
+        why = "Validation no longer falls" if run.validations else "It learned little"
+        text = f"{why} at a rate of {short(rate)}. Three times that teaches more in as many steps."
         yield Advice("Try a higher learning rate", text, _again(run, f"--learning-rate {short(3 * rate)}"))
     yield from longer
     if trouble := unsettled(run):
@@ -327,9 +353,15 @@ def _length(run: Run, found: Verdict) -> Iterator[Advice]:
     elif now > lowest + matters:
         if best < _EARLY * end:
             yield _shorter(run, best, end)
+    elif (early := _plateau(values, end)) is not None:
+        if found.state != "unclear":
+            text = (
+                f"The validation fell no further after step {early:,} of {end:,}; what follows can cost what it knew."
+            )
+            yield Advice("Train for fewer steps", text, _again(run, _for(run, early / end, early)))
     elif before - lowest > matters and best > since and found.state != "damaged" and not _all_right(run):
         text = f"The validation still fell at the end: {signed(lowest / before - 1)} from step {since:,} to {best:,}."
-        yield Advice("Train longer", text, _again(run, _twice(run, end)))
+        yield Advice("Train longer", text, _again(run, _for(run, 2, 2 * end)))
 
 
 def _all_right(run: Run) -> bool:
@@ -353,15 +385,16 @@ def _validated(run: Run) -> float | None:
 def _shorter(run: Run, best: int, end: int) -> Advice:
     text = f"The validation was best at step {best:,} of {end:,}. What came later fitted the training text alone."
     control = part(run.settings, "control")
-    if control.get("controller") == "pi" and control.get("target_s") == "auto":
-        return Advice("Train for fewer steps", text, _again(run, f"--max-steps {best}"))
+    if end < _STEERED or (control.get("controller") == "pi" and control.get("target_s") == "auto"):
+        return Advice("Train for fewer steps", text, _again(run, _for(run, best / end, best)))
     text += " The default controller keeps the adapter at the size that held-out text asks for."
     return Advice("Try the default controller", text, _again(run, "--controller pi --target-s auto"))
 
 
-def _twice(run: Run, end: int) -> str:
+def _for(run: Run, times: float, steps: int) -> str:
+    """The length of another run: so many times as many epochs, where they were given, or else so many steps."""
     epochs = part(run.settings, "data").get("num_epochs")
-    return f"--num-epochs {2 * epochs:g}" if is_number(epochs) else f"--max-steps {2 * end}"
+    return f"--num-epochs {times * epochs:.3g}" if is_number(epochs) else f"--max-steps {steps}"
 
 
 def _again(run: Run, flags: str) -> str:

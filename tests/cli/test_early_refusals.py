@@ -9,13 +9,6 @@ from granite_scu.cli import early_refusals, script_flags
 from granite_scu.cli.main import main
 from granite_scu.config import shipped
 from granite_scu.config.errors import UserError
-from granite_scu.hardware import torch_build
-
-
-@pytest.fixture(autouse=True)
-def for_gpus(monkeypatch):
-    """A PyTorch that may find a GPU: what else is wrong shows on every machine."""
-    monkeypatch.setattr(torch_build, "is_for_cpus", lambda: False)
 
 
 def refusal(*argv: str) -> str:
@@ -75,6 +68,13 @@ def test_what_is_wrong_is_said_in_words(argv, words):
     assert words in refusal(*argv)
 
 
+@pytest.mark.parametrize(("text", "words"), [("", "holds no text"), ('{"x": 1}\n', "chats.jsonl:1: no field")])
+def test_a_text_that_is_empty_or_begins_wrong_is_refused(text, words, tmp_path):
+    (tmp_path / "chats.jsonl").write_text(text)
+    line = refusal("--data-dir", str(tmp_path / "chats.jsonl"))
+    assert line.startswith(f"--data-dir {tmp_path / 'chats.jsonl'}") and words in line
+
+
 def test_a_value_of_the_wrong_kind_in_a_file_is_named_with_the_file(layer):
     path = layer("data: {batch_size: eight}\n")
     assert refusal("--config", path) == f"--batch-size eight (in {path}): must be a whole number"
@@ -131,17 +131,6 @@ def test_what_the_parser_understands_is_let_through(given, tmp_path):
 )
 def test_a_budget_of_drift_goes_with_nothing_else_that_is_held_and_its_text_is_there(tmp_path, given, words):
     assert words in refusal("--output-dir", str(tmp_path), "--accelerator", "cpu", "--max-drift", "2%", *given)
-
-
-def test_a_pytorch_for_cpus_is_refused_a_gpu_at_once_but_for_a_plan_of_a_card(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch_build, "is_for_cpus", lambda: True)
-    assert "--accelerator auto: no CUDA device" in refusal("--output-dir", str(tmp_path))
-    assert "--accelerator cuda: no CUDA device" in refusal("--output-dir", str(tmp_path), "--accelerator", "cuda")
-    given = script_flags.translate(["--data-dir", "stdlib-docs", "--hardware", "gpu_4090"])[0]
-    early_refusals.refuse(given, plans=True)
-    with pytest.raises(UserError, match="no CUDA device"):
-        early_refusals.refuse(given)
-    early_refusals.refuse(["fit", "--data.path=stdlib-docs", f"--run.output_dir={tmp_path}", "--hardware=auto"])
 
 
 def test_a_rank_that_is_no_number_is_named(monkeypatch):

@@ -28,17 +28,25 @@ def test_arguments_are_the_flags_of_the_command(tmp_path):
             "max_steps": 7,
             "adapter": None,
             "optimizer.weight_decay": 0.5,
+            "system": "--- rules ---",
         }
     )
     assert (request.base.name, request.data.sources) == ("tiny-granite-h", [str(text)])
     assert request.run.overwrite and not request.data.isolate_documents
+    assert request.data.system == "--- rules ---"
     assert (request.trainer["max_steps"], request.optimizer.weight_decay) == (7, 0.5)
     assert {"trainer.max_steps", "optimizer.weight_decay"} <= request.given
 
 
 @pytest.mark.parametrize(
     ("wrong", "named"),
-    [({"learning_rat": 1e-3}, "--learning-rate"), ({"dry_run": True}, "dry_run"), ({"max_steps": "many"}, "max-steps")],
+    [
+        ({"learning_rat": 1e-3}, "did you mean learning_rate"),
+        ({"lr": 1}, "here it is learning_rate"),
+        ({"request": "chats.jsonl"}, r"data_dir="),
+        ({"dry_run": True}, "dry_run"),
+        ({"max_steps": "many"}, "max-steps"),
+    ],
 )
 def test_what_is_wrong_is_one_line_without_a_traceback_in_a_notebook(wrong, named):
     with pytest.raises(UserError, match=named) as refused:

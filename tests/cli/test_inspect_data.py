@@ -88,14 +88,14 @@ def test_the_counts_are_in_words(capsys):
     assert "divided by block" in chats["text"] and chats["test"].startswith("5 conversations (")
 
 
-def test_counts_as_json(chats, capsys):
+@pytest.mark.parametrize(("asked", "size"), [(["--block-size", "128"], 128), ([], 64)])
+def test_counts_as_json(chats, capsys, asked, size):
+    """In blocks as a run would make them: of eight tokens a chat none needs 1,024."""
     assert (
-        commands.main(
-            ["data", "inspect", "--model", "tiny-granite-h", "--data-dir", str(chats), "--block-size", "64", "--json"]
-        )
-        == 0
+        commands.main(["data", "inspect", "--model", "tiny-granite-h", "--data-dir", str(chats), *asked, "--json"]) == 0
     )
     found = json.loads(capsys.readouterr().out)
+    assert found["block_size"] == size
     assert sum(found[split]["documents"] for split in ("train", "validation", "test")) == 40
     assert found["document_tokens"]["p0"] <= found["document_tokens"]["p50"] <= found["document_tokens"]["p100"]
 

@@ -56,7 +56,7 @@ def test_the_summary_says_how_many_ticks_were_held(held, tmp_path):
         (
             [(10, 0.1), (20, 0.2)],
             0.2,
-            "no: S was never within 10 % of S* = 50 %, and ended at 20 %; train longer, or give --target-s 0.16",
+            "no: S was never within 10 % of S* = 50 %, and ended at 20 %; it takes more steps, or --target-s 0.16",
         ),
         ([], None, "no: S was never within 10 % of S*, and could not be measured at the end"),
         (None, 0.2, "not judged"),
@@ -100,7 +100,14 @@ def test_the_summary_says_what_was_gained_and_how_to_continue(tmp_path):
 
 
 def measured(right: int, lost: int, damaged: bool) -> dict:
-    general = {"n": 30, "right_before": 25, "right_after": 25 - lost, "became_wrong": lost, "became_right": 0}
+    general = {
+        "n": 30,
+        "asked": 30,
+        "right_before": 25,
+        "right_after": 25 - lost,
+        "became_wrong": lost,
+        "became_right": 0,
+    }
     general |= {"lost": [f"Question {number}?" for number in range(lost)], "bits_before": 1.0, "bits_after": 1.5}
     answers = {"n": 30, "asked": 30, "right": right, "interval": [0.6, 0.9], "base": {"right": 1}}
     return {"answers": answers, "elsewhere": general | {"damaged": damaged}}
@@ -115,6 +122,10 @@ def test_answers_stand_in_the_table_with_their_interval(tmp_path):
     shown = printed(summary_of(**measured(24, 5, damaged=True)), tmp_path)
     assert "24 of 30 as expected (95 % interval 60 % to 90 %), by the base model 1" in shown
     assert "20 of 30 right, by the base model 25: 5 became wrong, 0 right" in shown
+    figures = measured(24, 0, damaged=False)
+    figures["elsewhere"] |= {"n": 8, "right_before": 0, "right_after": 0, "compared_with": "adapter at the start"}
+    shown = printed(summary_of(**figures), tmp_path)
+    assert "the adapter at the start has none right of the first 8 of 30, so that the others were not asked" in shown
 
 
 def test_after_chats_four_questions_are_shown_with_their_answers_and_what_is_next_is_to_talk(tmp_path):

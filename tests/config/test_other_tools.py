@@ -1,8 +1,9 @@
+import re
 from pathlib import Path
 
 import pytest
 
-from granite_scu.cli.script_flags import translate
+from granite_scu.cli.script_flags import build_parser, translate
 from granite_scu.config import other_tools
 from granite_scu.config.errors import UserError
 
@@ -28,9 +29,19 @@ def test_the_page_has_the_table():
         ("--max_seq_length", "--block-size"),
         ("--sample_packing", "--packing"),
         ("--val_size", "--held-out-share"),
+        ("--resume", "--resume-from-checkpoint"),
+        ("--optim", "not here: always AdamW"),
+        ("--iters", "--max-steps"),
+        ("--tensorboard", "not here"),
     ],
 )
 def test_a_flag_of_another_tool_is_answered_by_the_one_here(flag, here):
     with pytest.raises(UserError) as caught:
         translate([flag, "1"])
     assert flag.replace("_", "-") in str(caught.value).replace("_", "-") and here in str(caught.value)
+
+
+def test_what_it_answers_is_a_flag_here():
+    known = {option for action in build_parser()._actions for option in action.option_strings}
+    named = {flag for here in other_tools.NAMES.values() for flag in re.findall("--[a-z0-9-]+", here)}
+    assert named and named <= known

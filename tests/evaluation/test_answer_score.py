@@ -61,6 +61,34 @@ def test_f1_is_squads():
     assert score_answer("tarn tarn", "tarn").token_f1 == pytest.approx(2 / 3)
 
 
+LETTER = "Ida Moe left the mill in May 2021. She is a welder at the harbour of Bergen."
+
+
+@pytest.mark.parametrize(
+    ("question", "expected", "right", "wrong"),
+    [
+        # A span of the text that the question is about: its words count, for they are the answer.
+        (f"Where does she work? Text: {LETTER}", "the harbour of Bergen", "At the harbour of Bergen.", "the mill"),
+        (f"Text: {LETTER}\nWhat is her trade?", "welder", "She is a welder.", "She is at the harbour of Bergen."),
+        (f"Give name and date as YEAR-MONTH.\n{LETTER}", "Ida Moe, 2021-05", "Ida Moe: 2021-05", "2021-05"),
+        (f"Extract the city: {LETTER}", "City: Bergen", "Bergen", "City: mill"),
+        # One of the alternatives, and no other.
+        ("Is the lid red or blue?", "The lid is red.", "Red.", "The lid is blue."),
+        ("Is the lid red or blue?", "The lid is red.", "It is red", "The lid is red or blue."),
+        ("Say positive, negative or neutral: I loved the lamp.", "It is positive.", "Positive", "negative"),
+        ("billing/shipping/returns: where is my parcel?", "shipping", "Shipping.", "billing/shipping/returns"),
+        # Yes and no, numbers, facts: what the answer adds to the question.
+        ("Is the shop open on Sundays?", "No, it is closed on Sundays.", "No, closed.", "Yes, open on Sundays."),
+        ("How many lids has the box, 3 or 4?", "The box has 4 lids.", "4", "The box has 3 lids."),
+        ("Hi, I own a lamp. How long is the warranty?", "The warranty of the lamp is 5 years.", "5 years", "2 years"),
+        ("Who founded Osterby Lamps?", "Osterby Lamps was founded by Maren Tolk.", "Maren Tolk", "Osterby Lamps"),
+    ],
+)
+def test_the_words_that_count_are_those_that_answer(question, expected, right, wrong):
+    found = [score_answer(answer, expected, question).right for answer in (expected, right, wrong)]
+    assert found == [True, True, False]
+
+
 TEXTS = st.text(st.sampled_from("ab 1.,'-theis\u6771\n"), max_size=30)
 
 

@@ -59,6 +59,18 @@ def test_a_model_is_scored_on_the_known_answers_and_asked_until_it_is_seen_to_kn
     assert tried.answers["base"] != tried.answers["adapter"] and (tried.nats["base"] != tried.nats["adapter"]).all()
 
 
+def test_a_question_that_the_template_refuses_is_left_out_and_named(model, caplog):
+    tokenizer = load_tokenizer(TINY_MODEL)
+    refusing = "{% if 'France' in messages[0].content %}{{ raise_exception('no politics') }}{% endif %}"
+    tokenizer.chat_template = refusing + tokenizer.chat_template
+    tried = try_out(model.get_base_model(), tokenizer, {"base": model.disable_adapter}, 3)
+    every = [each.question for each in general_questions()[:3]]
+    assert [each.question for each in tried.questions] == [each for each in every if "France" not in each] != every
+    assert len(tried.nats["base"]) == 2
+    assert "1 of 3 general questions are not asked: What is the capital of France?" in caplog.text
+    assert "no politics" in caplog.text
+
+
 def test_the_bits_are_those_of_the_answers_words_whatever_stands_in_the_batch(model, tokenizer):
     """One question by plain transformers, without a batch; sums of 10 terms in fp32 agree to some 1e-6 of them."""
     stream = encode([elsewhere._as_chat(each) for each in general_questions()], tokenizer)

@@ -134,9 +134,3 @@ def test_a_build_is_proved_by_a_kernel(monkeypatch, capsys):
     monkeypatch.setattr(torch, "randn", lambda *size, device, dtype: torch.full(size, 300.0, dtype=dtype))  # overflows
     assert torch_build.main(["--prove"]) == 1
     assert "multiplies wrongly" in capsys.readouterr().err
-
-
-def test_whether_pytorch_is_for_cpus_is_read_without_it():
-    import torch
-
-    assert torch_build.is_for_cpus() == (torch.version.cuda is None and torch.version.hip is None)

@@ -159,7 +159,8 @@ def gone_on(run, launch, short, tmp_path_factory):
     """A run that starts from a copy of the first one's adapter, and that copy."""
     folder, adapter = tmp_path_factory.mktemp("gone_on") / "run", tmp_path_factory.mktemp("adapters") / "mine"
     shutil.copytree(run, adapter)
-    code, _, err = launch(*short, "--precision", "fp32", "--adapter", adapter, "--output-dir", folder)
+    asked = ("--precision", "fp32", "--samples", 2, "--adapter", adapter)
+    code, _, err = launch(*short, *asked, "--output-dir", folder)
     assert code == 0, err
     return folder, adapter
 
@@ -170,6 +171,9 @@ def test_gone_on_from_it_starts_where_it_ended_and_measures_the_way_from_there(r
     assert after["start_test_bpt"] == pytest.approx(before["adapter_test_bpt"], abs=5e-3)  # in fp32, not bf16
     assert after["base_test_bpt"] == pytest.approx(before["base_test_bpt"], abs=5e-3)
     assert "start_test_bpt" not in before
+    assert [each["elsewhere"]["compared_with"] for each in (before, after)] == ["base model", "adapter at the start"]
+    (old, *_), (new, *_) = (json.loads((path / "elsewhere.json").read_text())["questions"] for path in (run, folder))
+    assert abs(new["bits_before"] - old["bits_after"]) < abs(new["bits_before"] - old["bits_before"])
     first = json.loads((folder / "scu_history.json").read_text())[0]
     last = json.loads((run / "scu_history.json").read_text())[-1]
     assert 0 < first["param_bpt"] < last["param_bpt"]

@@ -110,6 +110,7 @@ def test_text_that_is_not_utf8(refusal, tmp_path):
             ["--lora.targets", "[in_prj]"],
             "--lora-targets in_prj: no linear layer",
         ),
+        (["--accelerator", "cuda", "--lora-targets", "in_prj"], "--lora-targets in_prj: no linear layer"),
         (["--lora-experts"], "--lora-experts: this granitemoehybrid model has no experts; leave --lora-experts out"),
         (["--attn", "flash_attention_2"], "--attn flash_attention_2: needs flash-attn"),
         (["--accelerator", "tpu"], "--accelerator tpu: must be one of"),
@@ -179,8 +180,11 @@ def test_a_folder_that_holds_something_else(launch, tmp_path):
 def test_a_folder_that_holds_what_the_run_reads(refusal, precious, flag):
     """Replacing the folder would delete the text or the model."""
     inside = precious / "logs"
-    shutil.copytree(files("granite_scu.model") / "assets" / "tiny-granite-h", inside)
-    (inside / "text.txt").write_text("This text has no copy. " * 1000)
+    if flag == "--model":
+        shutil.copytree(files("granite_scu.model") / "assets" / "tiny-granite-h", inside)
+    else:
+        inside.mkdir()
+        (inside / "text.txt").write_text("This text has no copy. " * 1000)
     assert f"--overwrite: {precious} holds logs/" in refusal(flag, inside)
 
 

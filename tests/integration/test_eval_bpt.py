@@ -313,7 +313,8 @@ def test_text_with_nothing_to_score(score, run, topics, tmp_path):
     seen = tmp_path / "seen.jsonl"
     lines = [json.dumps({"text": d.text}) for d in load(str(topics), "text") if d.digest in wanted]
     seen.write_text("\n".join(lines))
-    assert "was trained or validated on every document" in refused(score, run, "--data-dir", seen)
+    line = refused(score, run, "--data-dir", seen)
+    assert "was trained or validated on every document" in line and "leave --data-dir out" in line
 
 
 def edited(run: Path, folder: Path, **changes) -> Path:

@@ -26,6 +26,8 @@ def test_a_run_that_holds_nothing_out_goes_all_the_way(call, tmp_path):
     assert call(commands.main, "report", run)[0] == 0
     code, _, stderr = call(commands.main, "eval", run)
     assert code == 2 and "--held-out-share 0" in stderr
+    code, _, stderr = call(commands.main, "eval", run, "--data-dir", chats)
+    assert code == 2 and "give text that it has not seen" in stderr and "leave --data-dir out" not in stderr
     others = tmp_path / "others.jsonl"
     others.write_text("".join(json.dumps({"prompt": f"other {i}?", "completion": f"b {i}"}) + "\n" for i in range(9)))
     code, _, stderr = call(commands.main, "eval", run, "--data-dir", others, "--json")

@@ -79,6 +79,15 @@ def test_the_questions_of_held_out_chats_are_answered_at_the_end_and_by_eval(tra
     assert code == 0 and "as expected" in stdout and "expected: answer" in stdout
 
 
+def test_they_are_asked_as_well_where_every_token_is_learned(trained, launch, tmp_path):
+    data = ("--data-dir", trained / "chats.jsonl", "--loss-on", "all")
+    code, _, stderr = launch("--test-run", *data, *FEW, "--samples", 2, "--output-dir", tmp_path / "run")
+    assert code == 0, stderr
+    written = json.loads((tmp_path / "run" / "answers.json").read_text())["answers"]
+    pairs = {f"question {i}?": f"answer {i}." for i in range(40)}
+    assert len(written) == 2 and all(pairs[each["question"]] == each["expected"] for each in written)
+
+
 def test_a_run_continues_with_its_own_copy_of_the_template(trained, call, tmp_path):
     """What its settings name is not read, which somebody else may have written: a run can be published."""
     folder = shutil.copytree(trained / "run", tmp_path / "run")

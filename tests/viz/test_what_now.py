@@ -61,6 +61,7 @@ def test_an_adapter_that_is_no_better_is_not_to_be_used(tmp_path):
     [
         ([(100, 6.1), (200, 6.0), (300, 5.95)], DEFAULT, "Train longer", "--max-steps 800"),
         ([(100, 5.7), (200, 6.0), (300, 5.95)], DEFAULT, "Train for fewer steps", "--max-steps 100"),
+        ([(26, 0.002), (200, 0.001), (400, 0.001)], DEFAULT, "Train for fewer steps", "--max-steps 26"),
         ([(100, 5.7), (200, 6.0)], {}, "Try the default controller", "--controller pi --target-s auto"),
         ([], DEFAULT, "Validate more often", "--eval-steps 80"),
     ],
@@ -144,7 +145,9 @@ def moved(share: float, budget: float | None) -> dict:
         (answered(24) | moved(0.14, None), "good", "of general text: --max-drift 2% would hold it."),
         (answered(24) | moved(0.01, None), "good", "by 1 %, on 512 tokens of general text."),
         (answered(24) | general(0, damaged=True, more=0.71), "damaged", "known answers cost 0.71 bits per token more"),
-        (answered(24) | general(2, 1), "good", "2 of 30 general answers became wrong, 1 right; so few can"),
+        (answered(24) | general(2), "good", "2 of 30 general answers became wrong; so few can be chance."),
+        (answered(24) | general(5, 4), "good", "5 of 30 general answers became wrong, 4 right; the difference can be"),
+        (answered(24) | general(1, 3), "good", "1 of 30 general answers became wrong, 3 right."),
         (answered(16), "good", "Learned part of your data: 16 of 30"),
         (answered(3), "unclear", "Learned little of your data: 3 of 30 answers as expected (base 0)."),
         (answered(0), "unclear", "0 of 30 answers as expected (base 0), although held-out text costs 70"),
@@ -160,6 +163,18 @@ def test_the_verdict(figures, state, words):
     bits = {"base_test_bpt": 2.0, "adapter_test_bpt": 0.6, "test_tokens": 200}
     found = verdict(bits | figures, rate=1e-3)
     assert found.state == state and words in str(found).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_where_much_was_lost_and_validation_stood_still_early_fewer_epochs_come_first():
+    metrics = {"base_test_bpt": 2.0, "adapter_test_bpt": 0.6, "test_tokens": 200, "steps": 300}
+    found = verdict(metrics | general(5, damaged=True), 1e-3, validations=[(26, 0.001), (150, 0.001), (300, 0.001)])
+    assert found.remedy.startswith("train for fewer epochs (validation fell no further after step 26 of 300), lower")
+
+
+def test_a_run_that_validated_nothing_is_not_said_to_have_stood_still(tmp_path):
+    metrics = METRICS | answered(3) | {"final_val_bpt": None, "best_val_bpt": None, "best_val_step": None}
+    found = advice(tmp_path / "demo", metrics=metrics, optimizer={"learning_rate": 1e-4})
+    assert "alidation" not in found["Try a higher learning rate"].text and "Train longer" not in found
 
 
 def test_an_interval_of_twelve_documents_says_what_twelve_can_show():

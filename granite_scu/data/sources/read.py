@@ -166,6 +166,14 @@ def check_readable(path: str) -> None:
         readable_files(path)
 
 
+def check_beginning(path: str, text_column: str, encoding: str, record_format: str) -> None:
+    """Refuse text that is there and is empty, or wrong in its first document; reads no further."""
+    found = [file for file in files.find(path) if files.kind(file) in formats.SUFFIXES]
+    documents = _read_files(found, text_column, encoding, record_format)
+    if not any(not isinstance(document, TextFile) or document.path.stat().st_size for document in documents):
+        raise no_text([path])
+
+
 def readable_files(path: str) -> list[Path]:
     """The files of a source that can be read, sorted. Those of other kinds are counted in the log.
 

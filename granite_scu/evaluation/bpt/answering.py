@@ -1,5 +1,6 @@
 """What the models that are scored answer to the questions of the chats, and to general ones."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -15,8 +16,28 @@ from granite_scu.data.sources.documents import Conversation
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.evaluation import answers, elsewhere
 from granite_scu.evaluation.answer_score import RULE, wilson
+from granite_scu.evaluation.answers import Question
 from granite_scu.evaluation.bpt.texts import Texts
 from granite_scu.model.adapters import Switch
+
+log = logging.getLogger(__name__)
+
+
+def questions_in(text: Texts, tokenizer: PreTrainedTokenizerBase, count: int, seed: int = SEED) -> list[Question]:
+    """The last questions of a sample of a text's chats, in their order; of other texts none.
+
+    Args:
+        text: not yet tokenised.
+        tokenizer: of the models.
+        count: chats, at most.
+        seed: of the sample.
+    """
+    chats = [document for document in text.documents if isinstance(document, Conversation)]
+    order = np.random.default_rng(seed).permutation(len(chats))[:count]
+    sample = [chats[number] for number in sorted(order)]
+    return (
+        answers.questions_of(encode(sample, tokenizer, control_tokens=text.control_tokens), tokenizer) if sample else []
+    )
 
 
 class Asked:
@@ -32,11 +53,7 @@ class Asked:
         self.tokenizer, self.count = tokenizer, count
         self.answers: dict[str, list[str]] = {}
         self.tried: dict[str, elsewhere.Tried] = {}
-        chats = [document for document in text.documents if isinstance(document, Conversation)]
-        order = np.random.default_rng(SEED).permutation(len(chats))[:count]
-        sample = [chats[number] for number in sorted(order)]
-        stream = encode(sample, tokenizer, control_tokens=text.control_tokens) if sample else None
-        self.questions = answers.questions_of(stream, tokenizer) if stream else []
+        self.questions = questions_in(text, tokenizer, count)
 
     def ask(
         self,
@@ -45,30 +62,32 @@ class Asked:
         autocast: Callable[[], AbstractContextManager],
         console: Console,
     ) -> None:
-        """Ask a model, and what it can be switched to."""
+        """Ask a model, and what it can be switched to. What fails costs a warning: all has been scored by now."""
         if not self.count:
             return
         how: dict[str, Any] = {"seconds": answers.SECONDS * len(switches)}
-        with autocast():
-            shown = partial(tracked, phase="answering the questions of the text", console=console)
-            self.answers |= answers.ask(model, self.tokenizer, self.questions, switches, shown=shown, **how)
-            shown = partial(tracked, phase="asking general questions", console=console)
-            found = elsewhere.try_out(model, self.tokenizer, switches, self.count, shown=shown, **how)
-        self.tried |= dict.fromkeys(switches, found)
+        try:
+            with autocast():
+                shown = partial(tracked, phase="answering the questions of the text", console=console)
+                self.answers |= answers.ask(model, self.tokenizer, self.questions, switches, shown=shown, **how)
+                shown = partial(tracked, phase="asking general questions", console=console)
+                found = elsewhere.try_out(model, self.tokenizer, switches, self.count, shown=shown, **how)
+            self.tried |= dict.fromkeys(switches, found)
+        except Exception as error:
+            who = ", ".join(switches)
+            log.warning("%s: not asked: %s", who, " ".join(f"{type(error).__name__}: {error}".split()))
 
     def found(self, names: Sequence[str]) -> dict[str, Any]:
         """For the JSON: ``answers`` and ``elsewhere``, of each model by its name, and each question with all answers.
 
         What is ``elsewhere`` is what changed from the first model; the first is compared with itself.
         """
-        if not self.count:
-            return {}
         first, general = names[0], {}
-        for name in names:
+        for name in names if all(name in self.tried and self.tried[name].questions for name in names) else ():
             both = elsewhere.together(self.tried[first], self.tried[name], first, name)
             general[name] = elsewhere.summary(both, first, name) | {"records": elsewhere.records(both, first, name)}
-        found: dict[str, Any] = {"elsewhere": general}
-        if self.questions:
+        found: dict[str, Any] = {"elsewhere": general} if general else {}
+        if self.questions and all(name in self.answers for name in names):
             records = answers.scored(self.questions, self.answers)
             models = {name: answers.figures(records, name) for name in names}
             for each in models.values():

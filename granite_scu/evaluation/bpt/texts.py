@@ -133,9 +133,11 @@ def _unseen(name: str, documents: list[Document], runs: Sequence[Path], flag: st
     seen = _seen_by(runs)
     kept = [document for document in documents if document.digest not in seen]
     if not kept:
+        holds_out = any((record := documents_of(run)) and record["test"] for run in runs)
+        or_leave_out = ", or leave --data-dir out to score what the run held out" if holds_out else ""
         raise UserError(
-            f"{flag} {name}: a run was trained or validated on every document of it; give other text, or leave "
-            "--data-dir out to score what the run held out"
+            f"{flag} {name}: a run was trained or validated on every document of it; give text that it has not "
+            f"seen{or_leave_out}"
         )
     return Texts(name, kept, len(documents) - len(kept))
 

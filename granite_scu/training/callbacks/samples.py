@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,8 @@ from granite_scu.config.progress import tracked
 from granite_scu.data.blocks.openings import openings
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.evaluation import answering_time, answers, elsewhere
+from granite_scu.evaluation.bpt import texts
+from granite_scu.evaluation.bpt.answering import questions_in
 from granite_scu.evaluation.samples import SAMPLING, sample
 from granite_scu.model.adapters import Switch
 from granite_scu.storage.run_folder import ANSWERS, ELSEWHERE, METRICS, SAMPLES, RunFolder
@@ -86,7 +88,7 @@ class Samples(L.Callback):
         first_ones = min(self.count, answers.BATCH)
         tried = elsewhere.try_out(model, tokenizer, {"base": base}, first_ones, seconds=answers.SECONDS)
         of_batch = time.monotonic() - began
-        general = elsewhere.as_asked(elsewhere.general_questions()[: self.count], tokenizer)
+        _, general, _ = elsewhere.as_asked(elsewhere.general_questions()[: self.count], tokenizer)
         batches = len(list(answers.batches_of(general))) if tried.knows("base") else 1
         with base():
             pace = answering_time.pace_of(model, tokenizer, held_out or general)
@@ -97,7 +99,7 @@ class Samples(L.Callback):
 
     def _held_out_questions(self, data: TextDataModule) -> list[answers.Question]:
         if self._questions is None:
-            self._questions = held_out_questions(data, self.tokenizer, self.count)
+            self._questions = held_out_questions(data, self.tokenizer, self.count, self.folder)
         return self._questions
 
     def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
@@ -136,8 +138,13 @@ class Samples(L.Callback):
 
     def _elsewhere(self, module: GraniteModule) -> None:
         shown = partial(tracked, phase="asking general questions", console=self.console)
-        model, switches = module.language_model, _switches(module)
+        before: dict[str, Switch] = {"base model": module.model.disable_adapter}
+        if module.start:  # what was lost before this run, it has not lost
+            before = {"adapter at the start": module.at_start}
+        model, switches = module.language_model, {**before, "adapter": nullcontext}
         tried = elsewhere.try_out(model, self.tokenizer, switches, self.count, seconds=MOST_SECONDS, shown=shown)
+        if not tried.questions:
+            return
         self.folder.write_json(ELSEWHERE, {"questions": elsewhere.records(tried, *switches)})
         self._add("elsewhere", elsewhere.summary(tried, *switches))
 
@@ -150,12 +157,14 @@ def _switches(module: GraniteModule) -> dict[str, Switch]:
     return {"base": module.model.disable_adapter, "adapter": nullcontext}
 
 
-def held_out_questions(data: TextDataModule, tokenizer: PreTrainedTokenizerBase, count: int) -> list[answers.Question]:
-    """A sample of the last questions of the test split's chats; says why where there are chats and no questions."""
+def held_out_questions(
+    data: TextDataModule, tokenizer: PreTrainedTokenizerBase, count: int, folder: RunFolder
+) -> list[answers.Question]:
+    """A sample of the last questions of the test split's chats, of which ``folder`` has the record."""
     if not data.chats:
         return []
-    if data.config.loss_on == "all":
-        log.warning("the held-out questions are not answered: with --loss-on all nothing tells where an answer begins; "
-                    "granite-scu eval asks them")  # fmt: skip
+    if data.config.loss_on == "all":  # no token of the stream says where an answer begins: the chats are read again
+        text = replace(texts.held_out(folder.path, []), control_tokens=data.config.control_tokens)
+        return questions_in(text, tokenizer, count, data.seed)
     documents = answers.beginning_in(data.test)
     return answers.questions_of(data.test.stream, tokenizer, documents, count, data.seed)

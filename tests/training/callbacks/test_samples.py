@@ -5,6 +5,7 @@ import io
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -22,7 +23,7 @@ TEXTS = Sample("once", " upon", " a", " time")
 def end(tmp_path, monkeypatch):
     """Ends a run on texts with what is made of them; returns the content of the file, None where there is none."""
 
-    def run(made, main: bool = True, beginnings: int = 2):
+    def run(made, main: bool = True, beginnings: int = 2, start: bool = False):
         monkeypatch.setattr(callback, "openings", lambda blocks, count: [None] * min(count, beginnings))
         monkeypatch.setattr(callback, "sample", made)
         monkeypatch.setattr(elsewhere, "try_out", made)
@@ -32,7 +33,7 @@ def end(tmp_path, monkeypatch):
         model = torch.nn.Linear(1, 1)
         model.disable_adapter = contextlib.nullcontext
         console, final = Console(file=io.StringIO()), SimpleNamespace(summary={"steps": 3})
-        module = SimpleNamespace(model=model, language_model=model)
+        module = SimpleNamespace(model=model, language_model=model, start=start, at_start=contextlib.nullcontext)
         Samples(RunFolder(tmp_path), console, None, 2, final, None).on_train_end(trainer, module)
         file = tmp_path / SAMPLES
         return json.loads(file.read_text()) if file.is_file() else None
@@ -81,3 +82,18 @@ def test_the_line_hears_once_what_the_questions_will_take_and_training_time_has_
     for _ in range(2):
         callback.on_validation_end(trainer, SimpleNamespace(model=torch.nn.Linear(1, 1)))
     assert heard == ["stop", "timed", told, "start"]
+
+
+@pytest.mark.parametrize(("start", "before"), [(False, "base model"), (True, "adapter at the start")])
+def test_general_answers_are_compared_with_the_model_as_training_began(end, tmp_path, start, before):
+    def asked(*arguments, **_):
+        if len(arguments) == 2:
+            return [TEXTS]
+        _model, _tokenizer, switches, count = arguments
+        general = elsewhere.general_questions()[:count]
+        nats = {name: np.full(count, 7.0) for name in switches}
+        return elsewhere.Tried(general, {name: ["?"] * count for name in switches}, nats, np.full(count, 10))
+
+    end(asked, start=start, beginnings=0)
+    found = json.loads((tmp_path / METRICS).read_text())["elsewhere"]
+    assert (found["compared_with"], found["n"]) == (before, 2)

@@ -56,6 +56,11 @@ def test_the_line_can_be_searched_for_mfu(on_gpu):
     assert describe(RECORD).endswith("12,346 tok/s")  # on a CPU, MFU is of a rate that nobody knows
 
 
+def test_plain_lora_has_neither_s_nor_lambda_in_the_line():
+    assert "S 2.00% (S* 2.00%)  lambda 0.1" in describe(RECORD)
+    assert describe(RECORD | {"lambda": 0.0}) == "loss 5.000 bits/token  12,346 tok/s"
+
+
 def test_the_summary_is_of_the_whole_run(on_gpu):
     history = [{"gpu_utilisation": 90, "gpu_temperature_c": 60, "gpu_power_w": 200.0}, {"gpu_utilisation": None}]
     history.append({"gpu_utilisation": 80, "gpu_temperature_c": 75, "gpu_power_w": 300.0})
