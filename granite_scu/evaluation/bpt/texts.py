@@ -108,7 +108,7 @@ def held_out(run: Path, others: Sequence[Path], splits: Sequence[str] = ("test",
         return Texts(name, documents, tail_of=config)
     wanted = {digest for split in splits for digest in record[split]}
     if not wanted:
-        raise UserError(f"{run}: held nothing out (--held-out-share 0); give --data-dir")
+        raise UserError(f"{run}: held nothing out (--held-out-share 0); give --data-dir with other text")
     found = [document for document in documents if document.digest in wanted]
     if not found:
         raise _changed(run, config.named)
