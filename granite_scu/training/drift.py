@@ -23,6 +23,9 @@ ANCHOR_SHARE, LEAST_ANCHOR = 8, 128
 READ_AT_ONCE = 2048
 """Positions of a batch that is only read, and needs no activations kept."""
 
+LEAST_READ = 512
+"""Positions that a tick reads at least; an eighth of those trained on since the last, a third of whose cost it has."""
+
 
 class Drift(NamedTuple):
     """How far the model has moved on a part of the general text.
@@ -52,6 +55,45 @@ class Drift(NamedTuple):
         """
         s = information_ratio(self.base_bpt, self.bpt)
         return replace(of_s, s=s, data_bpt=self.base_bpt, param_bpt=self.bpt)
+
+
+class Turns:
+    """Follows the sum of what is read of several batches, one of them at a time, without reading them all.
+
+    Batches differ from each other by more than drift changes in a tick, so each is compared with itself: what was read
+    some ticks ago counts as having grown since at the rate at which the newest has, since it was read before.
+    """
+
+    def __init__(self) -> None:
+        self.latest: list[float] = []
+        self.ages: list[int] = []
+
+    @property
+    def due(self) -> int:
+        """The batch that was read longest ago."""
+        return self.ages.index(max(self.ages))
+
+    def begin(self, sums: Sequence[float]) -> float:
+        """Take what was read of every batch; returns the sum."""
+        self.latest, self.ages = list(sums), [0] * len(sums)
+        return math.fsum(sums)
+
+    def follow(self, read: float) -> float:
+        """Take what was read of the batch that is due; returns the sum. What is not a number is read again."""
+        due = self.due
+        self.ages = [age + 1 for age in self.ages]
+        before, span = self.latest[due], self.ages[due]
+        if not math.isfinite(read):
+            return read
+        self.latest[due], self.ages[due] = read, 0
+        growth = math.log(read / before) / span if read > 0 and before > 0 else 0.0
+        return math.fsum(x * math.exp(growth * age) for x, age in zip(self.latest, self.ages, strict=True))
+
+    def state_dict(self) -> dict[str, list]:
+        return {"latest": self.latest, "ages": self.ages}
+
+    def load_state_dict(self, state: dict[str, list]) -> None:
+        self.latest, self.ages = list(state["latest"]), list(state["ages"])
 
 
 class _Rows(NamedTuple):
@@ -122,9 +164,21 @@ class GeneralPart:
 
     def read(self) -> Drift:
         """Drift on all of the part, over all ranks; the same bits on each. Synchronises with the device."""
+        return self._drift(math.fsum(self._read(self._batches)))
+
+    def follow(self, turns: Turns) -> Drift:
+        """The same from one batch of it, and from what was read before; the first time from all of them."""
+        if not turns.latest:
+            return self._drift(turns.begin(self._read(self._batches)))
+        return self._drift(turns.follow(*self._read([self._batches[turns.due]])))
+
+    def _read(self, batches: Sequence[_Rows]) -> list[float]:
         with self._reading():
-            nats = torch.stack([self._nats(rows) for rows in self._batches]).sum()
-        return Drift(bits(float(self._module.reduced(nats)) / self.tokens), self.base_bpt, self.tokens)
+            nats = torch.stack([self._nats(rows) for rows in batches])
+        return self._module.reduced(nats).tolist()
+
+    def _drift(self, nats: float) -> Drift:
+        return Drift(bits(nats / self.tokens), self.base_bpt, self.tokens)
 
     def gradient(self, step: int) -> list[Tensor]:
         """The gradient of drift, in nats per counted token, by the module's factors: of the batch whose turn it is.
@@ -154,6 +208,11 @@ def as_it_began(module: GraniteModule) -> Iterator[None]:
     """The model as training began: without its adapter, or with the one that training started from."""
     with module.at_start() if module.start else module.model.disable_adapter():
         yield
+
+
+def steering_tokens(tokens_per_tick: int) -> int:
+    """Positions that a tick reads."""
+    return min(READ_AT_ONCE, max(LEAST_READ, tokens_per_tick // ANCHOR_SHARE))
 
 
 def anchor_tokens(tokens_per_step: int) -> int:

@@ -57,7 +57,7 @@ from granite_scu.training.controller import (
     drift_law,
     without_validation,
 )
-from granite_scu.training.drift import anchor_tokens
+from granite_scu.training.drift import anchor_tokens, steering_tokens
 from granite_scu.training.fitting import fitted
 from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.logger_checks import check_loggers
@@ -381,8 +381,9 @@ def _drift(run: PreparedRun) -> DriftMeter | None:
     asked = run.request.drift
     if asked.max_drift is None:
         return None
-    tokens = anchor_tokens(run.length.tokens_per_step)
-    return DriftMeter(partial(general_data.obtain, run), asked.max_drift, tokens, padding_of(run.tokenizer))
+    step, every = run.length.tokens_per_step, run.request.control.every
+    sizes = anchor_tokens(step), steering_tokens(step * every)
+    return DriftMeter(partial(general_data.obtain, run), asked.max_drift, *sizes, padding_of(run.tokenizer))
 
 
 def _monitor(run: PreparedRun) -> Monitor:

@@ -1,5 +1,7 @@
 """Drift on general text against its definition, its gradient against finite differences, and what it leaves alone."""
 
+import math
+
 import lightning as L
 import pytest
 import torch
@@ -12,7 +14,7 @@ from granite_scu.model import kl_divergence
 from granite_scu.model.initial_adapter import open_start
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.checkpoint import save_adapter
-from granite_scu.training.drift import GeneralPart, as_it_began
+from granite_scu.training.drift import GeneralPart, Turns, as_it_began
 from granite_scu.training.module import GraniteModule
 
 LAMBDA = 3.0
@@ -169,6 +171,21 @@ def test_the_gradient_is_the_same_however_the_window_is_cut(make_module, fit, ma
         given.append(torch.cat([g.flatten() for g in anchored.given[0]]))
     # There and back through the layers, for the loss and for drift.
     assert (given[0] - given[1]).norm() <= rounding(4 * OF_SMALL) * given[0].norm()
+
+
+@pytest.mark.parametrize("growth", [1.0, 2.0, 0.9])
+def test_a_sum_is_followed_by_one_part_at_a_time(growth):
+    """Parts that differ tenfold, each at its own size of the first reading, grow together: nothing is left out."""
+    parts, turns = [1.0, 10.0, 3.0], Turns()
+    assert turns.begin(parts) == 14
+    read = []
+    for tick in range(1, 8):
+        read.append(turns.due)
+        assert turns.follow(parts[turns.due] * growth**tick) == pytest.approx(14 * growth**tick)
+        turns.load_state_dict(turns.state_dict())
+    assert read == [0, 1, 2, 0, 1, 2, 0]
+    assert math.isnan(turns.follow(math.nan)) and turns.due == 1  # and again
+    assert turns.follow(10.0 * growth**9) == pytest.approx(14 * growth**9)
 
 
 class Counted(L.Callback):

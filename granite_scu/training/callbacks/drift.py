@@ -10,7 +10,7 @@ from granite_scu.control import Measurement
 from granite_scu.control.units import per_cent
 from granite_scu.evaluation.general_text import GeneralText, batches
 from granite_scu.training.callbacks.best_adapter import MARGIN
-from granite_scu.training.drift import READ_AT_ONCE, Drift, GeneralPart
+from granite_scu.training.drift import READ_AT_ONCE, Drift, GeneralPart, Turns
 from granite_scu.training.module import GraniteModule
 
 log = logging.getLogger(__name__)
@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 class DriftMeter(L.Callback):
     """Measures drift at ticks, at validations and at the end, each on text that the step before it did not anchor to.
 
-    Nothing of it is in a checkpoint: what the model as training began makes of the text is computed again.
+    What the model as training began makes of the text is in no checkpoint: it is computed again.
 
     Args:
         text: has the general text; called once, on every rank, with the model in place.
         budget: the share that the law holds; None measures at the end alone.
-        anchor_tokens: positions of an anchor batch.
+        anchor_tokens, steering_tokens: positions of an anchor batch, and of what a tick reads.
         padding: token id.
     """
 
@@ -33,9 +33,12 @@ class DriftMeter(L.Callback):
         text: Callable[[L.Trainer, GraniteModule], GeneralText],
         budget: float | None,
         anchor_tokens: int,
+        steering_tokens: int,
         padding: int,
     ) -> None:
-        self.text, self.budget, self.anchor_tokens, self.padding = text, budget, anchor_tokens, padding
+        self.text, self.budget, self.padding = text, budget, padding
+        self.anchor_tokens, self.steering_tokens = anchor_tokens, steering_tokens
+        self.turns = Turns()
         self.source = ""
         self.steering: GeneralPart | None = None
         self.held_out: GeneralPart | None = None
@@ -50,14 +53,14 @@ class DriftMeter(L.Callback):
         parts, self.source = general.parts(), general.source
         self.held_out = GeneralPart(module, batches(parts.held_out, READ_AT_ONCE, self.padding))
         if self.budget is not None:
-            self.steering = GeneralPart(module, batches(parts.steering, READ_AT_ONCE, self.padding))
+            self.steering = GeneralPart(module, batches(parts.steering, self.steering_tokens, self.padding))
             anchor = GeneralPart(module, batches(parts.anchor, self.anchor_tokens, self.padding))
             module.drift_gradient = anchor.gradient
 
     def plant(self, of_s: Measurement) -> Measurement:
         """What the law sees in the place of a tick's measurement of S."""
         assert self.steering
-        return self.steering.read().measurement(of_s)
+        return self.steering.follow(self.turns).measurement(of_s)
 
     def on_validation_epoch_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         if self.budget is not None and trainer.state.fn == "fit":
@@ -97,6 +100,12 @@ class DriftMeter(L.Callback):
             "within": within,
             "source": self.source,
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.turns.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.turns.load_state_dict(state)
 
     def _say(self, share: float, within: bool, last: dict) -> None:
         now, budget = per_cent(share), per_cent(self.budget or 0.0)

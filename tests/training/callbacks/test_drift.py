@@ -27,7 +27,7 @@ class Held:
 
     def __init__(self, budget: float, init: float = 1.0, low: float = 1e-3) -> None:
         self.records: list[dict] = []
-        self.meter = DriftMeter(lambda *_: general_text(), budget, 32, 0)
+        self.meter = DriftMeter(lambda *_: general_text(), budget, 32, 32, 0)
         law = PI(setpoint=budget / (1 + budget), lambda_init=init, lambda_min=low, lambda_max=1e3)
         self.control = ShannonControl(law, 2, Stopwatch(), self.records.append, drift=self.meter.plant)
 
@@ -96,7 +96,7 @@ def test_at_the_lower_bound_nothing_is_anchored_and_drift_still_measured(trained
     ],
 )
 def test_the_summary_says_whether_the_budget_was_held_and_what_was_in_the_way(share, last, within, words, caplog):
-    meter = DriftMeter(lambda *_: general_text(), 0.02, 32, 0)
+    meter = DriftMeter(lambda *_: general_text(), 0.02, 32, 32, 0)
     with caplog.at_level(logging.INFO, "granite_scu"):
         found = meter.summary(Drift(3 * share, 3.0, 100), last)
     assert (found["budget"], found["share"], found["within"]) == (0.02, pytest.approx(share), within)
