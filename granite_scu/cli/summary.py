@@ -62,7 +62,8 @@ def print_summary(
     records = read_json(folder / ANSWERS)["answers"] if (folder / ANSWERS).is_file() else []
     for line in shown_answers(records[:SHOWN], ("base", "adapter")):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    found = verdict(summary, learning_rate, validations=read_validations(folder, summary))
+    validations, _ = read_validations(folder, summary)
+    found = verdict(summary, learning_rate, validations=validations)
     for line in found.sentences:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     following = (REPORT, TALK if chats or records else CONTINUE, EVAL if tested else EVAL_OTHER)
@@ -112,7 +113,8 @@ def which_adapter(summary: dict[str, Any]) -> str:
 
 
 def _s(summary: dict[str, Any]) -> str:
-    found, target = summary["s_ema"], summary["s_target"]
+    smoothed, target = summary["s_ema"], summary["s_target"]
+    found = summary.get("s") if smoothed is None else smoothed
     measured = "not measured" if found is None else per_cent(found)
     return measured if target is None else f"{measured}; S* = {per_cent(target)}"
 

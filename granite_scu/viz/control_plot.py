@@ -23,9 +23,9 @@ from granite_scu.viz.run_folder import BAND, Run, read_measured_run
 
 
 def plot_control(run: Run) -> Figure:
-    """Panels over the optimizer steps: S, raw and smoothed, with its setpoint; lambda; and, where the run asked for it,
-    what size the texts would have the adapter."""
-    draws = [draw_s, draw_lambda, *([draw_size] if run.asks_for_size else [])]
+    """Panels over the optimizer steps: S, raw and smoothed, with its setpoint, or drift with its budget; lambda; and,
+    where the run asked for it, what size the texts would have the adapter."""
+    draws = [draw_drift if run.holds_drift else draw_s, draw_lambda, *([draw_size] if run.asks_for_size else [])]
     figure = Figure(figsize=(8, 6.4 if len(draws) == 2 else 9.0), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(draws), 1, sharex=True, height_ratios=(3, 2, 2)[: len(draws)])
@@ -69,6 +69,21 @@ def draw_s(axes: Axes, run: Run) -> None:
     style.share_scale(axes, np.concatenate([raw, smoothed, target]))
     style.in_percent(axes)
     axes.set_ylabel("S (share of bits)", fontsize=style.LABEL, color=style.INK)
+    style.legend_above(axes)
+
+
+def draw_drift(axes: Axes, run: Run) -> None:
+    """Drift, on the text that steers and on held-out text, against its budget."""
+    steps, drift, budget = (run.column(field) for field in ("step", "drift", "drift_target"))
+    marker = "o" if len(steps) == 1 else None
+    axes.plot(steps, drift, color=style.BLUE, linewidth=2.4, marker=marker, label="drift at each tick")
+    at, held_out = np.array(run.drifts, dtype=float).reshape(-1, 2).T
+    if at.size:
+        axes.plot(at, held_out, "o", color=style.INK, label="on held-out text")
+    draw_setpoint(axes, steps, budget, style.GREEN, f"at most {style.percent(budget[-1])}", band=False)
+    style.share_scale(axes, np.concatenate([drift, held_out, budget]))
+    style.in_percent(axes)
+    axes.set_ylabel("drift (of the base's bits)", fontsize=style.LABEL, color=style.INK)
     style.legend_above(axes)
 
 

@@ -4,6 +4,7 @@ Of runs that differ in their seed alone the line is the median, and the band goe
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -143,6 +144,38 @@ def plot_adapter_size(groups: Sequence[Group]) -> Figure:
     return _finished(figure, axes, groups, [line], drawn=asked, missing="not measured")
 
 
+def plot_learned(groups: Sequence[Group]) -> Figure:
+    """What was learned against how far the model drifted: each run that held drift as a path, up to its budget."""
+    figure, axes = _figure(groups)
+    held = [group for group in groups if any(run.holds_drift for run in group.runs)]
+    for group in held:
+        _draw_path(axes, group, *(partial(_drift_path, column=column) for column in (1, 2)))
+        for run in group.runs:
+            kept = [place[1:] for place in run.drift_path if run.holds_drift and place[0] == run.kept_step]
+            for drift, bits in kept:
+                axes.plot(
+                    drift, bits, "o", markersize=13, markerfacecolor="none", markeredgewidth=2, color=group.colour
+                )
+    runs = [run for group in held for run in group.runs if run.holds_drift]
+    budgets = sorted({float(run.column("drift_target")[-1]) for run in runs})
+    for budget in budgets:
+        axes.axvline(budget, color=style.GREEN, linewidth=1.8, dashes=(5, 3))
+    farthest = max([*budgets, *(drift for run in runs for _, drift, _ in run.drift_path)])
+    axes.set_xlim(0, 1.08 * farthest)
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    style.in_percent(axes, "x")
+    axes.set_xlabel("drift on general text (of the base's bits)", fontsize=style.LABEL, color=style.INK)
+    validated = all(run.validates_drift for run in runs)
+    what = "validation" if validated else "training text" if _only(groups) else "validation, or training text"
+    axes.set_ylabel(f"{what} (bits per token)", fontsize=style.LABEL, color=style.INK)
+    line = Line2D([], [], color=style.GREEN, dashes=(5, 3), label="at most " + ", ".join(map(style.percent, budgets)))
+    ring = Line2D([], [], marker="o", markersize=11, linestyle="none", color=style.INK, markerfacecolor="none",
+                  label="kept")  # fmt: skip
+    if _only(groups):
+        _legend(figure, groups, [line, ring])
+    return _finished(figure, axes, groups, [line, ring], drawn=held, missing="drift not held")
+
+
 def plot_validation(groups: Sequence[Group]) -> Figure:
     """Bits per token on the validation sample, and where it was best."""
     figure, axes = _figure(groups)
@@ -246,9 +279,11 @@ FIGURES: dict[str, Callable[[Sequence[Group]], Figure]] = {
 
 
 def draw_figures(groups: Sequence[Group]) -> dict[str, Figure]:
-    """All ``FIGURES``, and the size that held-out text would have the adapter where any of the runs asked for it."""
-    asked = any(run.asks_for_size for group in groups for run in group.runs)
-    more = {"adapter_size": plot_adapter_size} if asked else {}
+    """All ``FIGURES``; where any of the runs held drift, what was learned against it, and where any asked for it, the
+    size that held-out text would have the adapter."""
+    runs = [run for group in groups for run in group.runs]
+    more = {"learned": plot_learned} if any(run.holds_drift for run in runs) else {}
+    more |= {"adapter_size": plot_adapter_size} if any(run.asks_for_size for run in runs) else {}
     return {name: style.fit(plot(groups)) for name, plot in (FIGURES | more).items()}
 
 
@@ -268,6 +303,12 @@ def _mean_data_bpt(run: Run) -> Course:
     windows = (values[max(0, k - half) : k + half + 1] for k in range(len(values)))
     means = [np.mean(window[np.isfinite(window)]) if np.isfinite(window).any() else np.nan for window in windows]
     return run.column("step"), np.array(means)
+
+
+def _drift_path(run: Run, column: int) -> Course:
+    """Drift (column 1) or bits (2) along the path of a run that held drift."""
+    path = np.array(run.drift_path if run.holds_drift else (), dtype=float).reshape(-1, 3)
+    return path[:, 0], path[:, column]
 
 
 def _validations(run: Run) -> Course:

@@ -17,7 +17,8 @@ TERMS = {
     "tick": "A moment, every few optimizer steps, at which S is measured and λ is set anew.",
     "λ": (
         "Lambda, the regularisation strength: the loss is DataBPT + λ · ParamBPT. The controller raises λ while S is "
-        "above S*, and lowers it while S is below."
+        "above S*, and lowers it while S is below. With --max-drift it does so for drift, which stands in place of "
+        "ParamBPT then."
     ),
 }
 _SAME = {"ticks": "tick"}

@@ -103,7 +103,7 @@ def _settings(run: Run) -> dict[str, Any]:
     """What was asked for, without what ``_law`` tells or the controller does not use."""
     groups = ((name, run.settings.get(name)) for name in _COMPARED)
     found = dict(_flat({name: values for name, values in groups if isinstance(values, dict)}))
-    told = {"control.controller", "control.target_s"}
+    told = {"control.controller", "control.target_s", *(["drift.max_drift"] if run.holds_drift else [])}
     if _controller(run) in ("fixed", "none"):
         told.add("control.lambda_init")
     return {name: value for name, value in found.items() if name not in told and not name.startswith(_NOT_COMPARED)}
@@ -122,8 +122,9 @@ def _controller(run: Run) -> str:
 
 
 def _law(run: Run) -> tuple[Any, ...]:
-    """Controller, setpoint and constant lambda, as run: of these a setting counts only where the law uses it."""
-    return _controller(run), run.config.get("target_s"), _constant(run)
+    """Controller, setpoint or budget of drift, and constant lambda, as run: a setting counts where the law uses it."""
+    held = float(run.column("drift_target")[-1]) if run.holds_drift else run.config.get("target_s")
+    return _controller(run), held, _constant(run)
 
 
 def _constant(run: Run) -> float | None:
@@ -142,7 +143,7 @@ def _label(run: Run, settings: Mapping[str, Any], varied: Iterable[str]) -> str:
     controller, target, strength = _law(run)
     parts = [controller]
     if isinstance(target, int | float):
-        parts.append(f"S* = {style.percent(target)}")
+        parts.append(f"{'drift ≤' if run.holds_drift else 'S* ='} {style.percent(target)}")
     elif run.asks_for_size:
         parts.append("S* auto")
     if strength is not None:

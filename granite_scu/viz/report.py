@@ -196,8 +196,10 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
 def _control_figures(run: Run) -> list[tuple[str, str, str]]:
     """The same, of the controller."""
     latest, when = run.history[-1], "at the end" if run.finished else "so far"
-    smoothed = first(latest.get("s_ema"), latest.get("s"))
+    smoothed, budget = first(latest.get("s_ema"), latest.get("s")), percent(latest.get("drift_target"))
+    drift = [(f"drift {when}", percent(latest["drift"]), f"at most {budget} asked for")] if run.holds_drift else []
     return [
+        *drift,
         (f"S {when}", percent(smoothed), _aim(run)),
         (f"λ {when}", compact(latest.get("lambda")), "regularisation strength"),
         ("ParamBPT", compact(latest.get("param_bpt")), "bits per token, the adapter then"),
@@ -227,7 +229,9 @@ def _control(run: Run) -> str:
     """What size the texts would have the adapter, and how S was held, where it was to be."""
     control, size = part(run.metrics, "control"), describe(run.history[-1])
     parts = [f"At the last tick {size}."] if size else []
-    if is_number(control.get("iae")):
+    if run.holds_drift:
+        parts.append("λ multiplies drift, how far the model has moved on general text. S is only measured.")
+    elif is_number(control.get("iae")):
         settled = control.get("settling_time")
         if settled is not None:
             parts.append(f"S settled at step {settled:,}.")
@@ -289,7 +293,7 @@ def _notes(run: Run) -> str:
 def _course(run: Run, data: Mapping[str, Any]) -> str:
     """Loss and validation; and folded what the controller did, unless it was asked to hold a setpoint."""
     charts = {chart["name"]: _chart(chart, data) for chart in data["charts"]}
-    loss, speed = charts.pop("data_bpt"), charts.pop("tokens_per_s")
+    loss, speed, learned = charts.pop("data_bpt"), charts.pop("tokens_per_s"), charts.pop("learned", "")
     note = explained(
         "S = ParamBPT / (DataBPT + ParamBPT): the share of all bits that describes the adapter, measured at every tick."
     )
@@ -298,8 +302,9 @@ def _course(run: Run, data: Mapping[str, Any]) -> str:
     drawn = len(data["steps"])
     thinned = f" Of {data['ticks']:,} ticks {drawn:,} are drawn, the extremes of each stretch among them."
     none = run.config.get("controller") == "none"
-    title = "No controller: the size of the adapter" if none else "The controller: S and λ"
-    opened = " open" if run.uses_setpoint and not run.setpoint_moves else ""
+    held = "drift" if run.holds_drift else "S"
+    title = "No controller: the size of the adapter" if none else f"The controller: {held} and λ"
+    opened = " open" if run.holds_drift or (run.uses_setpoint and not run.setpoint_moves) else ""
     return f"""<section aria-label="Charts"><h2>Loss{" and validation" if run.validations else ""}</h2>
 <p class="faint">Point to read values, drag to zoom, double-click to see all. With the keyboard, on a chart:
 arrows move the cursor, + and &minus; zoom, 0 shows all.{thinned if drawn < data["ticks"] else ""}</p>
@@ -309,6 +314,7 @@ arrows move the cursor, + and &minus; zoom, 0 shows all.{thinned if drawn < data
 <button id="reset" type="button">Show all</button></div>
 <noscript><p class="warnings">The charts need JavaScript; the tables below do not.</p></noscript>
 {loss}
+{learned}
 <details id="controller"{opened}><summary>{title}</summary>
 {_tiles(_control_figures(run))}
 {_control(run)}
@@ -320,8 +326,10 @@ arrows move the cursor, + and &minus; zoom, 0 shows all.{thinned if drawn < data
 
 
 def _chart(chart: Mapping[str, Any], data: Mapping[str, Any]) -> str:
-    columns = [data["columns"][series["column"]] for series in chart["series"] if series["column"]]
-    there = any(value is not None and (chart["scale"] != "log" or value > 0) for values in columns for value in values)
+    columns = [data["columns"][each["column"]] for each in chart["series"] if each["column"] in data["columns"]]
+    there = bool(chart.get("path")) or any(
+        value is not None and (chart["scale"] != "log" or value > 0) for values in columns for value in values
+    )
     title, unit = escape(chart["title"]), escape(chart["unit"])
     words = f'{explained(title)} <span class="faint">({unit})</span>'
     heading = f'<figcaption><h3>{words}</h3><div class="legend"></div></figcaption>'
@@ -336,12 +344,15 @@ def _chart(chart: Mapping[str, Any], data: Mapping[str, Any]) -> str:
 
 
 def _latest(run: Run) -> str:
-    headings = ("step", "S", "S smoothed", "S*", "λ", "DataBPT", "ParamBPT", "validation", "tokens/s")
+    shares = {"S": "s", "S smoothed": "s_ema", "S*": "s_target"}
+    if run.holds_drift:
+        shares = {"drift": "drift", "at most": "drift_target", "S": "s"}
+    headings = ("step", *shares, "λ", "DataBPT", "ParamBPT", "validation", "tokens/s")
     validated = dict(run.validations)
     rows = [
         (
             f"{record['step']:,}",
-            *(percent(record.get(name)) for name in ("s", "s_ema", "s_target")),
+            *(percent(record.get(name)) for name in shares.values()),
             *(quantity(record.get(name)) for name in ("lambda", "data_bpt", "param_bpt")),
             quantity(validated.get(record["step"])),
             quantity(record.get("tokens_per_s")),

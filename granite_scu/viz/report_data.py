@@ -1,6 +1,7 @@
 """What the charts of the report draw: the columns of a history, thinned where it is long, as JSON."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ _SIZES = {
     "size_training": ("best_scale_training", 1.0),
 }  # fmt: skip
 """Columns of a run that asked what size the texts would have the adapter: field, and what is taken off."""
+_DRIFT = ("drift", "drift_target")
+"""Columns of a run that held drift."""
 _DIGITS = 6
 
 
@@ -26,11 +29,13 @@ def chart_data(run: Run) -> dict[str, Any]:
 
     Returns:
         ``steps``, ``tokens`` and each of ``columns`` have one entry a drawn tick; ``marks`` has the places in them of
-        the ticks that were at a bound or held; ``validations`` has (step, bits per token); ``ticks`` is the number of
-        ticks recorded; ``charts`` says what to draw.
+        the ticks that were at a bound or held; ``validations`` has (step, bits per token) and ``drifts`` (step, share
+        of drift); ``ticks`` is the number of ticks recorded; ``charts`` says what to draw.
     """
     kept = thinned(run)
     columns = {name: run.column(name)[kept] for name in COLUMNS}
+    if run.holds_drift:
+        columns |= {name: run.column(name)[kept] for name in _DRIFT}
     if run.asks_for_size:
         columns |= {name: run.column(field)[kept] - less for name, (field, less) in _SIZES.items()}
     return {
@@ -39,6 +44,7 @@ def chart_data(run: Run) -> dict[str, Any]:
         "columns": {name: _numbers(values) for name, values in columns.items()},
         "marks": {name: np.flatnonzero(run.column(name)[kept] == 1).tolist() for name in ("saturated", "held")},
         "validations": [[step, _number(value)] for step, value in run.validations],
+        "drifts": [[step, _number(value)] for step, value in run.drifts],
         "ticks": len(run.history),
         "band": BAND,
         "charts": _charts(run),
@@ -74,6 +80,7 @@ def _charts(run: Run) -> list[dict[str, Any]]:
     loss = [_series("training text", "data_bpt", "line", "sky"), _series("validation", "", "points", "ink")]
     return [
         _chart("data_bpt", f"Loss (DataBPT){validated}", "bits per token", "number", "linear", loss),
+        *(_drift_charts(run) if run.holds_drift else []),
         _chart("s", title, "share of bits", "percent", "auto", s),
         _chart(
             "lambda", "Regularisation strength λ", "no unit", "number", "log",
@@ -90,6 +97,29 @@ def _charts(run: Run) -> list[dict[str, Any]]:
             [_series("tokens/s", "tokens_per_s", "line", "orange")],
         ),
     ]  # fmt: skip
+
+
+def _drift_charts(run: Run) -> Iterator[dict[str, Any]]:
+    """The run as a path, what it learned against how far it drifted; and drift over its steps."""
+    whole = run.drift_path
+    some = (
+        whole if len(whole) <= MOST_TICKS else [whole[k] for k in np.linspace(0, len(whole) - 1, MOST_TICKS, dtype=int)]
+    )
+    label, colour = ("validation", "blue") if run.validates_drift else ("training text", "sky")
+    yield _chart(
+        "learned", "Learned against drifted", "bits per token, over drift in % of the base's bits", "number", "linear",
+        [_series(label, "", "line", colour)],
+    ) | {
+        "path": [[step, _number(drift), _number(bits)] for step, drift, bits in some],
+        "budget": _number(run.history[-1].get("drift_target") or math.nan),
+        "kept": run.kept_step,
+    }  # fmt: skip
+    unseen = [_series("general text that the loop does not see", "drifts", "points", "ink")] if run.drifts else []
+    yield _chart(
+        "drift", "Drift", "% of the base's bits on general text", "percent", "auto",
+        [_series("drift at each tick", "drift", "line", "blue"), *unseen,
+         _series("at most", "drift_target", "since", "green")],
+    )  # fmt: skip
 
 
 def _size_chart(run: Run) -> dict[str, Any]:
@@ -118,7 +148,7 @@ def _chart(
 def _series(
     label: str, column: str, form: str, colour: str, band: bool = False, marks: bool = False, error: str = ""
 ) -> dict[str, Any]:
-    """``error`` is the column of the standard errors."""
+    """``error`` is the column of the standard errors; of points ``column`` names a list, or else the validations."""
     return {
         "label": label, "column": column, "form": form, "colour": colour, "band": band, "marks": marks, "error": error
     }  # fmt: skip

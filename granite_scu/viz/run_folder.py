@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,7 @@ class Run:
         samples: what base model and adapter made of test documents (``samples.json``); empty where there is none.
         answers: what both answered to the questions of held-out chats (``answers.json``); empty where there is none.
         elsewhere: what both answered to general questions (``elsewhere.json``); empty where there is none.
+        drifts: (optimizer step, share of drift on general text that the loop did not see), at validations.
     """
 
     path: Path
@@ -59,6 +61,7 @@ class Run:
     answers: dict[str, Any] = field(default_factory=dict)
     elsewhere: dict[str, Any] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
+    drifts: tuple[tuple[int, float], ...] = ()
 
     @property
     def name(self) -> str:
@@ -93,6 +96,35 @@ class Run:
     def setpoint_moves(self) -> bool:
         """Whether the controller moves its setpoint: a setpoint that S follows, and is not judged by."""
         return self.uses_setpoint and self.config.get("target_s", "") is None
+
+    @property
+    def holds_drift(self) -> bool:
+        """Whether the controller held drift, and not S."""
+        return "drift" in self.history[-1]
+
+    @property
+    def drift_path(self) -> tuple[tuple[int, float, float], ...]:
+        """(optimizer step, share of drift, bits per token): what was learned against how far the model drifted.
+
+        At validations, on text that neither training nor the loop saw; of a run with fewer than two, at ticks.
+        """
+        drifts = dict(self.drifts)
+        points = tuple((step, drifts[step], bits) for step, bits in self.validations if step in drifts)
+        if self.validates_drift:
+            return points
+        ticks = zip(*(self.column(name).tolist() for name in ("step", "drift", "data_bpt")), strict=True)
+        return tuple((int(step), *values) for step, *values in ticks if all(map(math.isfinite, values)))
+
+    @property
+    def validates_drift(self) -> bool:
+        """Whether ``drift_path`` is that of its validations."""
+        return len({step for step, _ in self.validations} & {step for step, _ in self.drifts}) > 1
+
+    @property
+    def kept_step(self) -> int | None:
+        """The step whose adapter the run left; None where there is no summary."""
+        best, last = self.metrics.get("best_val_step"), self.metrics.get("steps")
+        return last if best is None else best
 
     @property
     def asks_for_size(self) -> bool:
@@ -130,10 +162,11 @@ def read_run(path: str | Path) -> Run:
     names = ("scu_config.json", "scu_metrics.json", "training_config.json", EVALUATION)
     config, metrics, settings, evaluation = (_read_object(folder / name) for name in names)
     shown = (_read_object(folder / name) for name in (STOPPED, SAMPLES, ANSWERS, ELSEWHERE))
-    validations = read_validations(folder, metrics)
+    validations, drifts = read_validations(folder, metrics)
     warnings, chosen = _read_log(folder)
     return Run(
-        folder, tuple(history), config, metrics, finished, settings, validations, warnings, evaluation, *shown, chosen
+        folder, tuple(history), config, metrics, finished, settings, validations, warnings, evaluation, *shown, chosen,
+        drifts,
     )  # fmt: skip
 
 
@@ -169,27 +202,42 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
     return records
 
 
-def read_validations(folder: Path, metrics: dict[str, Any]) -> tuple[tuple[int, float], ...]:
-    """From the CSV log, of which a resumed run has a file for each leg, and for the last step from the summary."""
-    found: dict[int, float] = {}
+_Validated = tuple[tuple[int, float], ...]
+"""(optimizer step, value) of each validation."""
+
+
+def read_validations(folder: Path, metrics: dict[str, Any]) -> tuple[_Validated, _Validated]:
+    """Bits and drift, from the CSV log, of which a resumed run has a file for each leg; of the last step from the
+    summary."""
+    found: dict[int, tuple[float, float | None]] = {}
     for file in sorted((folder / "logs" / "csv").glob("**/metrics.csv"), key=lambda file: file.stat().st_mtime):
         resumed = re.fullmatch(r"from-checkpoint-(\d+)", file.parent.name)
         if resumed:  # it did again what came after its checkpoint
             found = {step: value for step, value in found.items() if step <= int(resumed[1])}
         found |= _read_csv(file)
-    last, value = metrics.get("steps"), metrics.get("final_val_bpt")
+    last, value, drift = metrics.get("steps"), metrics.get("final_val_bpt"), metrics.get("drift")
     if isinstance(last, int) and isinstance(value, float | int):
-        found.setdefault(last, float(value))
-    return tuple(sorted(found.items()))
+        # The summary has drift of the adapter that is kept.
+        share = drift.get("share") if isinstance(drift, dict) and metrics.get("best_val_step") == last else None
+        found.setdefault(last, (float(value), share if isinstance(share, float | int) else None))
+    rows = sorted(found.items())
+    drifts = tuple((step, share) for step, (_, share) in rows if share is not None)
+    return tuple((step, bits) for step, (bits, _) in rows), drifts
 
 
-def _read_csv(file: Path) -> dict[int, float]:
+def _read_csv(file: Path) -> dict[int, tuple[float, float | None]]:
     text = _content(file).decode("utf-8", errors="replace")
     whole = text[: text.rfind("\n") + 1]  # a line without its end was torn by a crash
     rows = (row for row in csv.DictReader(io.StringIO(whole)) if row.get("val_bpt"))
     try:
         # The logger counts a step as done only after its validation.
-        return {int(row["step"]) + 1: float(row["val_bpt"]) for row in rows}
+        return {
+            int(row["step"]) + 1: (
+                float(row["val_bpt"]),
+                float(drift) if (drift := row.get("drift_held_out")) else None,
+            )
+            for row in rows
+        }
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise ValueError(f"{file}: not the CSV log of a run ({error}); the file is damaged") from error
 

@@ -31,6 +31,8 @@ class Unsettled:
 def unsettled(run: Run) -> Unsettled | None:
     """Why S was not within 10 per cent of S* to the end; None where it was, or where nothing was to hold it there."""
     control = part(run.metrics, "control")
+    if run.holds_drift:  # a budget is to be kept within, not to be reached; the run itself says where it is not
+        return None
     if not is_number(control.get("iae")) or control.get("settling_time") is not None:
         return None
     if advice := part(run.metrics, "reachability").get("advice"):
@@ -50,7 +52,7 @@ def unsettled(run: Run) -> Unsettled | None:
 def bounded(run: Run) -> Unsettled | None:
     """What to do about a lambda that stood at a bound for some of the ticks; None where it did for hardly any."""
     share = float((run.column("saturated") == 1).mean())
-    if share < _SOME:
+    if share < _SOME or run.holds_drift:
         return None
     seen = f"λ stood at its {_side(run)} bound, {_bound(run):g}, at {percent(share)} of the ticks"
     if _side(run) == "upper":

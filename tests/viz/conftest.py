@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from folders import METRICS, rising, seeking, settings, write_run
+from folders import METRICS, holding, rising, seeking, settings, write_run
 
 
 @pytest.fixture
@@ -21,6 +21,17 @@ def moved(tmp_path) -> Path:
     asked = settings(control={"target_s": "auto"})
     metrics = METRICS | {"control": {"iae": None, "in_band": None}}
     return write_run(tmp_path / "moved", seeking(), config, asked, [(100, 6.1)], metrics)
+
+
+@pytest.fixture
+def held(tmp_path) -> Path:
+    """The folder of a finished run that held drift at 2 %: kept is the adapter of step 300, which came nearest."""
+    drift = {"budget": 0.02, "share": 0.021, "tokens": 512, "within": True, "lambda": 45.0}
+    metrics = METRICS | {"drift": drift, "best_val_step": 300, "s_target": None}
+    validated = [(100, 6.1, 0.035), (200, 5.95, 0.026), (300, 5.92, 0.021)]
+    return write_run(
+        tmp_path / "held", holding(), {"controller": "pi", "target_s": None}, settings(), validated, metrics
+    )
 
 
 @pytest.fixture

@@ -67,6 +67,15 @@ def seeking(ticks: int = 40) -> list[dict]:
     ]
 
 
+def holding(ticks: int = 40) -> list[dict]:
+    """Drift comes to its budget of 2 % from above while lambda climbs; S is only measured."""
+    return [
+        record(10 * k, s_ema=None, s_target=None, drift=0.02 + 0.02 * math.exp(-k / 8), drift_target=0.02,
+               drift_bpt=0.06, data_bpt=3 + math.exp(-k / 8), **{"lambda": 1.1**k})
+        for k in range(1, ticks + 1)
+    ]  # fmt: skip
+
+
 def course(low: float, high: float, ticks: int = 12) -> list[dict]:
     """A history in which S, lambda, bits and the size wanted go from the one to the other."""
     path = np.geomspace(low, high, ticks)
@@ -101,7 +110,7 @@ def settings(**changes) -> dict:
 
 
 def write_run(folder: Path, history: list[dict], config: dict, settings: dict, validations=(), metrics=None) -> Path:
-    """A run folder: finished with ``metrics``, else cut off."""
+    """A run folder: finished with ``metrics``, else cut off. Validations are (step, bits) or (step, bits, drift)."""
     folder.mkdir(parents=True)
     if metrics is None:
         (folder / "scu_history.jsonl").write_text("".join(json.dumps(each) + "\n" for each in history))
@@ -118,8 +127,9 @@ def write_run(folder: Path, history: list[dict], config: dict, settings: dict, v
 def write_csv(file: Path, validations) -> None:
     """The CSV log with these (step, bits per token): the logger counts a step as done after its validation."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    rows = [f",{step - 1},{bpt}\n" for step, bpt in validations]
-    file.write_text("scu/s,step,val_bpt\n0.02,10,\n" + "".join(rows))
+    rows = [f",{step - 1},{','.join(map(str, values))}\n" for step, *values in validations]
+    drift = ",drift_held_out" if any(len(each) > 2 for each in validations) else ""
+    file.write_text(f"scu/s,step,val_bpt{drift}\n0.02,10,{',' * bool(drift)}\n" + "".join(rows))
 
 
 METRICS = {

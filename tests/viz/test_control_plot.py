@@ -114,6 +114,14 @@ def test_a_setpoint_that_moves_is_a_line_without_a_band(moved):
     assert setpoint[0] == setpoint[1], "held since the start"
 
 
+def test_drift_stands_in_place_of_s_where_it_was_held(held):
+    above, _ = axes_of(held)
+    drawn, run = lines(above), read_run(held)
+    np.testing.assert_array_equal(drawn["drift at each tick"], run.column("drift"))
+    np.testing.assert_array_equal(drawn["on held-out text"], [0.035, 0.026, 0.021])
+    assert "at most 2 %" in drawn
+
+
 def test_what_size_the_texts_would_have_is_a_panel_of_its_own(moved, finished):
     assert len(axes_of(finished)) == 2
     figure = plot_control(read_run(moved))

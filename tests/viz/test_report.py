@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import METRICS, record, rising, seeking, settings, write_csv, write_run
+from folders import METRICS, holding, record, rising, seeking, settings, write_csv, write_run
 
 from granite_scu.cli.main import main
 from granite_scu.viz.report import build_report
@@ -245,6 +245,28 @@ def test_the_reader_comes_to_the_controller_last(finished, moved):
         )]  # fmt: skip
         assert places == sorted(places)
         assert ('<details id="controller" open>' in source) == opened, "where a setpoint was asked for"
+
+
+def test_of_a_run_that_held_drift_what_it_learned_is_drawn_against_that(held, finished):
+    run = read_run(held)
+    found = page(held)
+    charts = {each["name"]: each for each in found.data["charts"]}
+    assert charts["learned"]["path"] == [[100, 0.035, 6.1], [200, 0.026, 5.95], [300, 0.021, 5.92]]
+    assert (charts["learned"]["budget"], charts["learned"]["kept"]) == (0.02, 300)
+    assert found.data["drifts"] == [[100, 0.035], [200, 0.026], [300, 0.021]]
+    assert found.data["columns"]["drift"] == pytest.approx(run.column("drift"), rel=1e-5)
+    assert "drifted by 2.1\N{NO-BREAK SPACE}% (at most 2\N{NO-BREAK SPACE}%), on 512 tokens" in "".join(found.words)
+    assert '<details id="controller" open>' in build_report(run), "what was asked for is not folded away"
+    assert "Let S settle" not in found.text and "S settled" not in found.text
+    assert "learned" not in {each["name"] for each in page(finished).data["charts"]}
+
+
+def test_without_validations_the_path_is_of_the_ticks(tmp_path):
+    folder = write_run(tmp_path / "run", holding(4), {"controller": "pi"}, settings())
+    assert [step for step, *_ in read_run(folder).drift_path] == [10, 20, 30, 40]
+    last = METRICS | {"best_val_step": 400, "drift": {"share": 0.02}}
+    ended = write_run(tmp_path / "ended", holding(), {}, settings(), [(100, 6.1, 0.035)], last)
+    assert read_run(ended).drift_path == ((100, 0.035, 6.1), (400, 0.02, 5.9)), "the last validation has no row"
 
 
 @pytest.mark.parametrize(("last", "words"), [(0.9, "S* stayed at 90"), (0.95, "S* has moved from 90")])

@@ -170,6 +170,25 @@ def test_the_size_that_the_texts_would_have_is_read_in_words(browser, moved):
     assert browser.errors == []
 
 
+@pytest.mark.parametrize("width", [1200, 400])
+def test_the_path_of_what_was_learned_against_drift_is_read_at_the_cursor(browser, held, width):
+    browser.open(write_report(read_run(held), held / "report.html"), width=width)
+    assert browser.evaluate(TROUBLE) == [] and browser.errors == []
+    legend = "#chart-learned .legend"
+    words = " ".join(browser.text(legend).split())
+    assert "5.92 at 2.1 %, step 300" in words and "at most 2 %" in words and "kept: step 300" in words
+    browser.evaluate("document.querySelector('#chart-learned .plot').focus()")
+    for key in ("Home", *["PageUp"] * 2):
+        browser.key(key)
+    assert "5.95 at 2.6 %, step 200" in " ".join(browser.text(legend).split())
+    # Step 100: the middle of the open dot.
+    dot = "#chart-learned circle.blue.held"
+    left, top, across, high = browser.box(dot)
+    browser.mouse("mouseMoved", left + across / 2, top + high / 2)
+    assert browser.text("#readout").startswith("step 100 ")
+    assert axis(browser, "drift") == axis(browser, "lambda")
+
+
 FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 

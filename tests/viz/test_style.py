@@ -68,7 +68,7 @@ def runs(tmp_path):
 
 
 @pytest.fixture
-def every_figure(runs, finished, moved) -> dict[str, Figure]:
+def every_figure(runs, finished, moved, held) -> dict[str, Figure]:
     """Of one run, of many, of comparisons, of an identification and of tracking."""
     file = ROOT / "evidence" / "comparison" / "comparison.json"
     comparison = read_comparison(file)
@@ -78,6 +78,9 @@ def every_figure(runs, finished, moved) -> dict[str, Figure]:
         "control": plot_control(read_run(finished)),
         "moved": plot_control(read_run(moved)),
         **{f"one {name}": figure for name, figure in draw_figures(group([read_run(moved)])).items()},
+        "held": plot_control(read_run(held)),
+        "learned": draw_figures(group([read_run(held)]))["learned"],
+        "several learned": draw_figures(group([read_run(held), read_run(moved)]))["learned"],
         **{f"many {name}": figure for name, figure in draw_figures(runs(6, 5)).items()},
         **plot_comparison(comparison),
         "operating points": plot_operating_points(comparison),

@@ -5,7 +5,7 @@ const data = JSON.parse(document.getElementById("run-data").textContent);
 const steps = data.steps;
 const last = steps.length - 1;
 const MARGIN = {left: 66, right: 14, top: 10, bottom: 26}; // left: at least; the longest number of all charts decides
-const HEIGHT = {s: 240, lambda: 190, size: 210, data_bpt: 280};
+const HEIGHT = {s: 240, lambda: 190, size: 210, data_bpt: 280, learned: 300};
 const LEAST = 60; // pixels between two labelled ticks of an axis
 
 // Numbers.
@@ -132,9 +132,11 @@ const view = {
 
 // What stands at a tick.
 
+const pointsOf = series => data[series.column || "validations"];
+
 function valueAt(series, index) { // [value, step where it was measured]
   if (series.form !== "points") return [data.columns[series.column][index], steps[index]];
-  const before = data.validations.filter(([step]) => step <= steps[index]);
+  const before = pointsOf(series).filter(([step]) => step <= steps[index]);
   return before.length ? [before[before.length - 1][1], before[before.length - 1][0]] : [null, null];
 }
 
@@ -196,7 +198,7 @@ class Chart {
   }
 
   points(series) { // [step, value or null, how far the shading reaches]
-    if (series.form === "points") return data.validations;
+    if (series.form === "points") return pointsOf(series);
     const reach = (value, index) => series.band ? value * data.band : data.columns[series.error]?.[index] ?? 0;
     return data.columns[series.column].some(value => value !== null)
       ? data.columns[series.column].map((value, index) => [steps[index], value, reach(value, index)]) : [];
@@ -254,7 +256,7 @@ class Chart {
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.setAttribute("height", height);
     this.inner = {left: view.left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom};
-    const [from, to] = view.shown;
+    const [from, to] = this.span();
     this.x = step => this.inner.left + (step - from) / (to - from) * (this.inner.right - this.inner.left);
     this.stepAt = pixel => from + (pixel - this.inner.left) / (this.inner.right - this.inner.left) * (to - from);
     const limits = this.limits();
@@ -270,6 +272,14 @@ class Chart {
     this.over = this.layer("over", 6);
   }
 
+  span() { return view.shown; } // from where to where it goes across
+
+  across() { // [value, words] below it, and what they are
+    const {left, right} = this.inner;
+    const found = linearTicks(...this.span(), (right - left) / (1.6 * LEAST)).filter(Number.isInteger);
+    return [found.map(step => [step, plain(step)]), "steps"];
+  }
+
   layer(name, beyond) { // a group that ends so many pixels beyond the axes
     const clip = element("clipPath", {id: `${name}-${this.name}`}, this.svg);
     element("rect", {
@@ -281,17 +291,17 @@ class Chart {
 
   drawAxes(limits) {
     const {left, right, top, bottom} = this.inner;
-    let free = left - 10; // where the word "steps" ends
-    for (const step of linearTicks(...view.shown, (right - left) / (1.6 * LEAST))) {
-      if (!Number.isInteger(step)) continue;
-      element("line", {x1: this.x(step), x2: this.x(step), y1: top, y2: bottom, class: "grid"}, this.svg);
-      const text = plain(step), half = widthOf(text) / 2, at = Math.min(this.x(step), right + MARGIN.right - half);
+    const [below, what] = this.across();
+    let free = left - 10; // where the word for them ends
+    for (const [value, text] of below) {
+      element("line", {x1: this.x(value), x2: this.x(value), y1: top, y2: bottom, class: "grid"}, this.svg);
+      const half = widthOf(text) / 2, at = Math.min(this.x(value), right + MARGIN.right - half);
       if (at - half < free) continue;
       this.label(at, bottom + 18, text, "middle", "step");
       free = at + half + 6;
     }
     element("line", {x1: left, x2: right, y1: bottom, y2: bottom, class: "axis"}, this.svg);
-    this.label(left - 14, bottom + 18, "steps", "end");
+    this.label(left - 14, bottom + 18, what, "end");
     if (!limits) return this.label((left + right) / 2, (top + bottom) / 2, "nothing measured in these steps", "middle");
     for (const [value, words] of this.numbers(limits)) {
       element("line", {x1: left, x2: right, y1: this.y(value), y2: this.y(value), class: "grid"}, this.svg);
@@ -401,12 +411,83 @@ class Chart {
     });
     plot.addEventListener("pointercancel", () => { view.drag = null; view.mark(); });
     plot.addEventListener("dblclick", () => view.reset());
-    plot.addEventListener("keydown", event => {
+    this.listenToKeys();
+  }
+
+  listenToKeys() {
+    this.plot.addEventListener("keydown", event => {
       const action = KEYS[event.key];
       if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
       action();
     });
+  }
+}
+
+// The run as a path: what it had learned against how far the model had drifted, up to its budget.
+
+class Path extends Chart {
+  makeLegend(place) {
+    const entry = (classes, form, words) => {
+      const made = html("span", classes, "", place);
+      html("i", form, "", made);
+      made.append(words);
+      return made;
+    };
+    const [series] = this.series;
+    const value = html("b", "", "", entry(series.colour, "line", `${series.label}, from the open dot on: `));
+    if (this.budget !== null) entry("green", "since", `at most ${FORMATS.percent(this.budget)}`);
+    this.keptPoint = this.path.find(([step]) => step === this.kept);
+    if (this.keptPoint) entry("vermilion", "held", `the adapter that is kept: step ${plain(this.kept)}`);
+    return value;
+  }
+
+  limits() {
+    const values = this.path.map(([, , bits]) => bits);
+    const low = Math.min(...values), high = Math.max(...values), pad = 0.08 * (high - low) || 0.05 * Math.abs(high) || 1;
+    return {low: low - pad, high: high + pad, log: false};
+  }
+
+  span() { return [0, 1.08 * Math.max(this.budget ?? 0, ...this.path.map(([, drift]) => drift)) || 1]; }
+
+  across() {
+    const {left, right} = this.inner;
+    return [linearTicks(...this.span(), (right - left) / (1.8 * LEAST)).map(value => [value, FORMATS.percent(value)]), "drift"];
+  }
+
+  drawSeries(series) {
+    const {top, bottom} = this.inner;
+    if (this.budget !== null) {
+      const x = this.x(this.budget);
+      element("line", {x1: x, x2: x, y1: top, y2: bottom, class: "line since green"}, this.lines);
+    }
+    const run = this.path.map(([, drift, bits]) => [drift, bits]);
+    element("path", {d: this.trace(run, "line"), class: `line ${series.colour}`}, this.lines);
+    if (run.length <= 60) for (const point of run) this.dot(this.dots, series.colour, ...point, 3);
+    this.dot(this.dots, `${series.colour} held`, ...run[0], 4.5);
+    if (this.keptPoint) this.dot(this.dots, "vermilion held", ...this.keptPoint.slice(1), 7);
+  }
+
+  mark() { // where the run was at the cursor
+    this.over.replaceChildren();
+    const point = this.path.filter(([step]) => step <= steps[view.cursor]).pop();
+    const words = point ? `${plain(point[2])} at ${FORMATS.percent(point[1])}, step ${plain(point[0])}` : "–";
+    this.legend.textContent = words;
+    if (point) this.dot(this.over, this.series[0].colour, point[1], point[2], 5);
+    this.plot.setAttribute("aria-valuenow", steps[view.cursor]);
+    this.plot.setAttribute("aria-valuetext", `${this.series[0].label} ${words}`);
+  }
+
+  listen() {
+    const point = event => {
+      const box = this.plot.getBoundingClientRect(), [x, y] = [event.clientX - box.left, event.clientY - box.top];
+      const away = ([, drift, bits]) => Math.hypot(this.x(drift) - x, this.y(bits) - y);
+      const nearest = this.path.reduce((best, each) => away(each) < away(best) ? each : best);
+      view.point(near(steps, nearest[0]));
+    };
+    this.plot.addEventListener("pointermove", point);
+    this.plot.addEventListener("pointerdown", point);
+    this.listenToKeys();
   }
 }
 
@@ -431,7 +512,7 @@ const KEYS = {
 view.shown = [...view.full];
 for (const definition of data.charts) {
   const figure = document.getElementById(`chart-${definition.name}`);
-  if (figure.querySelector(".plot")) view.charts.push(new Chart(definition, figure));
+  if (figure.querySelector(".plot")) view.charts.push(new (definition.path ? Path : Chart)(definition, figure));
 }
 document.getElementById("in").addEventListener("click", () => view.zoom(0.5));
 document.getElementById("out").addEventListener("click", () => view.zoom(2));
