@@ -156,10 +156,11 @@ def _chosen(run: Run) -> str:
     step, value, last, end = (run.metrics.get(f) for f in ("best_val_step", "best_val_bpt", "final_val_bpt", "steps"))
     if not all(map(is_number, (step, value, last, end))):
         return ""
+    best = f"validated best{' within the budget of drift, or nearest to it' if run.holds_drift else ''}"
     if step == end:
-        return " The adapter is that of the last step, which validated best."
+        return f" The adapter is that of the last step, which {best}."
     return (
-        f" The adapter is that of step {step:,}, which validated best ({value:.3f} bits per token). "
+        f" The adapter is that of step {step:,}, which {best} ({value:.3f} bits per token). "
         f"That of the last step ({last:.3f}) is in <code>final/</code>."
     )
 

@@ -319,7 +319,8 @@ def _which(run: Run) -> str:
     best, end = run.metrics.get("best_val_step"), run.metrics.get("steps")
     if not (is_number(best) and is_number(end)) or best == end:
         return f"It lies in {place(run)}."
-    return f"It lies in {place(run)}, and is that of step {best:,}. That of the last step, in final/, validated worse."
+    worse = "drifted further, or validated worse" if run.holds_drift else "validated worse"
+    return f"It lies in {place(run)}, and is that of step {best:,}. That of the last step, in final/, {worse}."
 
 
 def _try(run: Run, found: Verdict) -> Iterator[Advice]:
