@@ -44,7 +44,8 @@ def run(options: argparse.Namespace) -> int:
 def _print(found: list[Summary], broken: list[dict[str, str]], folder: Path) -> None:
     console = make_console(width=WIDE)
     table = Table("run", "written", "state", "controller", box=box.SIMPLE_HEAD)
-    for heading in ("S*", "S", "lambda", "base -> adapter", "saved", "tokens/s"):
+    drifted = any(each["drift"] is not None for each in found)
+    for heading in ("S*", "S", *(["drift"] if drifted else []), "lambda", "base -> adapter", "saved", "tokens/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for each in found:
         path = Path(each["path"])
@@ -53,7 +54,7 @@ def _print(found: list[Summary], broken: list[dict[str, str]], folder: Path) -> 
         table.add_row(
             *map(Text, (name, written, _state(each), str(each["controller"]))),
             _share(each["s_target"]) + (", moves" if each["setpoint_moves"] else ""),
-            *(_share(each["s"]), _number(each["strength"], ".3g")),
+            *(_share(each["s"]), *([_drift(each)] if drifted else []), _number(each["strength"], ".3g")),
             "-" if each["saved_bpt"] is None else f"{each['base_bpt']:.4f} -> {each['adapter_bpt']:.4f}",
             *(_number(each["saved_bpt"], "+.4f"), _number(each["tokens_per_s"], ",.0f")),
         )
@@ -68,6 +69,11 @@ def _state(each: Summary) -> str:
     if each["finished"]:
         return "finished" if each["stopped"] in (None, "max_steps") else f"{each['stopped']} at {each['step']}"
     return f"unfinished, {each['step']}/{each['steps']}"
+
+
+def _drift(each: Summary) -> str:
+    budget = "" if each["max_drift"] is None else f" of {_share(each['max_drift'])}"
+    return _share(each["drift"]) + budget
 
 
 def _share(value: float | None) -> str:

@@ -24,8 +24,8 @@ SIGNS = (TRAINING_CONFIG, METRICS, HISTORY, HISTORY_LINES)
 Summary: TypeAlias = dict[str, Any]
 """One run, as ``summarise`` gives it."""
 
-NUMBERS = ("step", "steps", "s_target", "s", "strength", "base_bpt", "adapter_bpt", "saved_bpt", "best_val_bpt",
-           "best_val_step", "tokens_per_s")  # fmt: skip
+NUMBERS = ("step", "steps", "s_target", "s", "drift", "max_drift", "strength", "base_bpt", "adapter_bpt", "saved_bpt",
+           "best_val_bpt", "best_val_step", "tokens_per_s")  # fmt: skip
 """Fields of a ``Summary`` that are numbers, where they are known."""
 
 SORTS = {
@@ -73,7 +73,8 @@ def summarise(path: Path) -> Summary:
         controller: name of the law.
         s_target: setpoint S*; of one that the law moves, where it is.
         setpoint_moves: whether the law moves it.
-        s, strength: S, smoothed, and lambda at the newest tick.
+        s, strength: S, smoothed where it is, and lambda at the newest tick.
+        drift, max_drift: of the adapter that is kept on general text, or at the newest tick; and its budget.
         base_bpt, adapter_bpt, saved_bpt: bits per token on the held-out documents, of the base model and with the
             adapter, and their difference.
         best_val_bpt, best_val_step: the adapter's validation, in bits per token, and its step: it validated best.
@@ -100,7 +101,9 @@ def summarise(path: Path) -> Summary:
         "controller": printable(str(control["controller"])),
         "s_target": last.get("s_target", control.get("target_s")),
         "setpoint_moves": control.get("target_s", "") is None and last.get("s_target") is not None,
-        "s": last.get("s_ema"),
+        "s": last.get("s_ema") if "drift" not in last else last.get("s"),
+        "drift": (metrics.get("drift") or {}).get("share", last.get("drift")),
+        "max_drift": (training.get("drift") or {}).get("max_drift"),
         "strength": last.get("lambda"),
         "base_bpt": base,
         "adapter_bpt": adapter,

@@ -109,6 +109,18 @@ def test_a_setpoint_that_moves_is_said_to(make_run, tmp_path, listed):
     assert next(row for row in rows if row[:1] == ["auto"])[4:8] == ["pi", "5.00%,", "moves", "3.00%"]
 
 
+def test_drift_has_a_column_where_a_run_has_any(make_run, tmp_path, listed):
+    folder = make_run("held", 2e9)
+    assert "drift" not in listed(tmp_path)[1]
+    metrics = json.loads((folder / "scu_metrics.json").read_text()) | {"drift": {"share": 0.018, "budget": 0.02}}
+    (folder / "scu_metrics.json").write_text(json.dumps(metrics))
+    asked = json.loads((folder / "training_config.json").read_text()) | {"drift": {"max_drift": 0.02}}
+    (folder / "training_config.json").write_text(json.dumps(asked))
+    make_run("other", 1e9)
+    rows = {line.split()[0]: line.split() for line in listed(tmp_path)[1].splitlines() if line.split()}
+    assert "1.80% of 2.00%" in " ".join(rows["held"]) and rows["other"][5:9] == ["5.00%", "3.00%", "-", "0.667"]
+
+
 def test_broken_folders_are_named_and_not_fatal(make_run, tmp_path, listed):
     make_run("sound", 2e9)
     (make_run("torn", 2e9) / "scu_metrics.json").write_text('{"steps": 3')

@@ -19,6 +19,7 @@ from granite_scu.config.progress import Heartbeat
 from granite_scu.config.settings import BaseConfig, DataConfig, RunConfig
 from granite_scu.evaluation.bpt import results, texts
 from granite_scu.evaluation.bpt.answering import Asked
+from granite_scu.evaluation.bpt.drifting import Drifts
 from granite_scu.evaluation.bpt.passes import score_windows
 from granite_scu.evaluation.bpt.subjects import BASE, Subject, shared_base
 from granite_scu.evaluation.bpt.tokenizers import load_tokenizer, with_template
@@ -73,7 +74,7 @@ def evaluate(
     for text in asked:
         corpus = text.tokenised(tokenizer, rows, first.name)
         corpora.append(replace(corpus, windows=cut(corpus.lengths, length, stride), excluded=text.excluded))
-    said = Asked(asked[0], tokenizer, options.samples)
+    said, drifts = Asked(asked[0], tokenizer, options.samples), Drifts(subjects, tokenizer)
     here.claim(None)
     attention = options.attn
     wanted = (
@@ -89,7 +90,7 @@ def evaluate(
         for model, each in wanted
         for name, given in each
     ]
-    seconds = sum(_score(*each, corpora, options.batch_size, here, console, said) for each in wanted)
+    seconds = sum(_score(*each, corpora, options.batch_size, here, console, said, drifts) for each in wanted)
     settings = {
         "max_length": length,
         "stride": stride,
@@ -102,7 +103,7 @@ def evaluate(
     }
     found = results.report(corpora[0], named, corpora[1] if len(corpora) > 1 else None, settings)
     own = None if options.data_dir else _own_figures(subjects, runs)
-    found |= said.found([each["name"] for each in named])
+    found |= said.found([each["name"] for each in named]) | ({"drift": drifts.found} if drifts.found else {})
     return found | ({"run": own} if own else {}), corpora
 
 
@@ -185,6 +186,7 @@ def _score(
     here: Machine,
     console: Console,
     said: Asked,
+    drifts: Drifts,
 ) -> float:
     """Score every corpus with a model and its adapters, and ask them; then they leave the memory.
 
@@ -196,6 +198,7 @@ def _score(
         here: what is scored on.
         console: for the progress.
         said: has the questions, and takes the answers.
+        drifts: has the general text of runs, and takes how far their adapters have drifted.
 
     Returns:
         The seconds that the scoring took, without loading.
@@ -229,5 +232,7 @@ def _score(
                     f"{corpus.documents[corpus.windows[window].document]}; its weights are not finite, or too large "
                     "for the precision (try --precision fp32)"
                 )
-    said.ask(loaded, dict(zip(names, switches, strict=True)), autocast, console)
+    by_name = dict(zip(names, switches, strict=True))
+    said.ask(loaded, by_name, autocast, console)
+    drifts.measure(loaded, switches[0], by_name, autocast, console)
     return seconds

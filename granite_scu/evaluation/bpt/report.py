@@ -15,6 +15,7 @@ from granite_scu.config.settings import SHORT_PRECISIONS
 from granite_scu.control.units import counted
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import require_writable
+from granite_scu.viz.what_now import drifted
 
 SHOWN = 3
 """Questions that are shown with their answers; the JSON has all."""
@@ -74,6 +75,7 @@ def _said(found: dict[str, Any]) -> list[str]:
         if changed["lost"]:
             chance = f"of as many by chance the probability is {changed['chance']:.2g}"
             lines.append(f"{name}: general answers became wrong ({chance}): {' '.join(changed['lost'])}")
+    lines += [f"{name}: {drifted(moved)}" for name, moved in found.get("drift", {}).items()]
     return lines
 
 
