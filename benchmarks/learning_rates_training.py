@@ -23,7 +23,7 @@ from granite_scu.evaluation.generate import stream, tokenized
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model import loading
 from granite_scu.model.loss import summed_nats
-from granite_scu.training.module import evaluation_mode
+from granite_scu.model.modes import evaluation_mode
 from granite_scu.training.recipe import prepare, train
 
 WARMUP = 0.05

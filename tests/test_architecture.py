@@ -13,8 +13,8 @@ LAYERS = (
     ("config",),
     ("storage",),
     ("hardware", "model", "data", "viz"),
-    ("evaluation", "integrations"),
-    ("training", "export"),
+    ("evaluation",),
+    ("training", "export", "integrations"),
     ("experiments",),
     ("cli",),
 )

@@ -9,7 +9,7 @@ Settings that Lightning's Trainer has itself stay there; ``TRAINER_DEFAULTS`` li
 import codecs
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -554,6 +554,39 @@ def check_budget(drift: DriftConfig, control: ControlConfig, run: "RunConfig") -
     ):
         other = f"the loop holds either drift or S; leave out {flag} {value}, or --max-drift"
         _check(value == usual, "--max-drift", f"{100 * drift.max_drift:g}%", other)
+
+
+def holding_drift(control: ControlConfig, budget: float, given: Collection[str]) -> ControlConfig:
+    """The settings of the law that holds S, as it holds drift at the budget p: F / H takes the place of S / (1 - S).
+
+    Lambda begins at 1, nats against nats. Its bounds are three decades on either side: what rests there is not held.
+
+    Args:
+        control: as it is asked for.
+        budget: p.
+        given: names of the fields that the user gave.
+    """
+    usual = {"lambda_init": 1.0, "lambda_min": 1e-3, "lambda_max": 1e3}
+    own = {name: value for name, value in usual.items() if name not in given}
+    return replace(control, controller="pi", target_s=budget / (1 + budget), **own)
+
+
+LEAST_DRIFT_TICKS = 3
+"""The first tick tells how fast drift grows, the next moves lambda, and one must see what that did."""
+
+
+def check_drift(every: int, steps: int) -> None:
+    """Refuse a budget of drift in a run that is over before lambda has moved.
+
+    Raises:
+        UserError: there are too few ticks.
+    """
+    if (ticks := math.ceil(steps / every)) < LEAST_DRIFT_TICKS:
+        denser = f"set --control-every to at most {steps // LEAST_DRIFT_TICKS}, or " if steps >= 3 else ""
+        raise UserError(
+            f"--max-drift: lambda moves at every {every} optimizer steps (--control-every), and the run has {steps}, "
+            f"which is {ticks}; {denser}train for longer (--num-epochs, or --max-steps)"
+        )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from granite_scu.integrations.adapter import Adapter
 from granite_scu.integrations.loss_meter import LossMeter, counted, nats_and_tokens
 from granite_scu.model.description_length import along_scale, bits
 from granite_scu.model.kl_divergence import summed_kl_of
+from granite_scu.model.modes import without_dropout
 
 Reduce = Callable[[Tensor], Tensor]
 """Sums over all processes."""
@@ -110,7 +111,7 @@ class SlopeReader:
     def _loss_and_slope(self, batch: Mapping[str, Any], scale: float) -> tuple[float, float]:
         """The loss of a batch and its derivative by the scale of the update at 1, bits per token."""
         updates = self._adapter.updates()
-        with self._meter.paused(), _without_dropout(self._model), torch.enable_grad():
+        with self._meter.paused(), without_dropout(self._model), torch.enable_grad():
             output = self._model(**batch, **_no_cache(batch))
             nats, tokens = nats_and_tokens(batch, output)
             unit = tokens.clamp(min=1) / scale  # as of the loss that training takes the gradient of
@@ -168,15 +169,3 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(training)
-
-
-@contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Dropout) and layer.training]
-    for layer in layers:
-        layer.eval()
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.train()

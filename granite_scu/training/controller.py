@@ -2,13 +2,13 @@
 
 import logging
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from granite_scu import control
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.config.settings import ControlConfig, RunConfig
+from granite_scu.config.settings import ControlConfig, RunConfig, holding_drift
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 from granite_scu.storage.recording import read_recording
 
@@ -44,34 +44,12 @@ def build_controller(config: ControlConfig, total_steps: int | None = None) -> c
 
 
 def drift_law(request: Request) -> control.PI:
-    """The law that holds S, as it holds drift at the budget p: F / H takes the place of ParamBPT / DataBPT.
-
-    Lambda begins at 1, nats against nats. Its bounds are three decades on either side: what rests there is not held.
-    """
-    budget, usual = request.drift.max_drift, {"lambda_init": 1.0, "lambda_min": 1e-3, "lambda_max": 1e3}
-    assert isinstance(budget, float)
-    own = {name: value for name, value in usual.items() if f"control.{name}" not in request.given}
-    law = build_controller(replace(request.control, controller="pi", target_s=budget / (1 + budget), **own))
+    """The law that holds S, as it holds drift."""
+    assert isinstance(request.drift.max_drift, float)
+    own = {name for name in vars(request.control) if f"control.{name}" in request.given}
+    law = build_controller(holding_drift(request.control, request.drift.max_drift, own))
     assert isinstance(law, control.PI)
     return law
-
-
-LEAST_DRIFT_TICKS = 3
-"""The first tick tells how fast drift grows, the next moves lambda, and one must see what that did."""
-
-
-def check_drift(every: int, steps: int) -> None:
-    """Refuse a budget of drift in a run that is over before lambda has moved.
-
-    Raises:
-        UserError: there are too few ticks.
-    """
-    if (ticks := math.ceil(steps / every)) < LEAST_DRIFT_TICKS:
-        denser = f"set --control-every to at most {steps // LEAST_DRIFT_TICKS}, or " if steps >= 3 else ""
-        raise UserError(
-            f"--max-drift: lambda moves at every {every} optimizer steps (--control-every), and the run has {steps}, "
-            f"which is {ticks}; {denser}train for longer (--num-epochs, or --max-steps)"
-        )
 
 
 def _recording(config: ControlConfig, total_steps: int | None) -> dict[str, Any]:

@@ -1,206 +1,28 @@
-"""Drift on general text, KL(model as training began || now): how large it is, and the gradient that holds it."""
+"""The module as what general text is read with, and drift is anchored by."""
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from granite_scu.config.settings import IGNORED
-from granite_scu.control import Measurement
-from granite_scu.model import kl_divergence
-from granite_scu.model.description_length import bits, information_ratio
-from granite_scu.model.loss import summed_nats
-from granite_scu.training.module import LOSS_UNIT, GraniteModule, evaluation_mode, not_compiled
-from granite_scu.training.slopes import without_dropout
-
-ANCHOR_SHARE, LEAST_ANCHOR = 8, 128
-"""An anchor batch has an eighth of a step's tokens, and at least so many: two answers of a chat."""
-
-READ_AT_ONCE = 2048
-"""Positions of a batch that is only read, and needs no activations kept."""
-
-LEAST_READ = 512
-"""Positions that a tick reads at least; an eighth of those trained on since the last, a third of whose cost it has."""
+from granite_scu.model.drift import Trained
+from granite_scu.training.module import LOSS_UNIT, GraniteModule
 
 
-class Drift(NamedTuple):
-    """How far the model has moved on a part of the general text.
-
-    Attributes:
-        bpt: F, KL(model as training began || now), bits per counted token.
-        base_bpt: H, what the model as training began needs for the same text, bits per counted token.
-        tokens: that were counted.
-    """
-
-    bpt: float
-    base_bpt: float
-    tokens: int
-
-    @property
-    def share(self) -> float:
-        """F / H, which a budget is given for."""
-        return self.bpt / self.base_bpt if self.base_bpt > 0 else math.nan
-
-    def measurement(self, of_s: Measurement) -> Measurement:
-        """What a law that holds S at p / (1 + p) holds the share at p by: F is to H as ParamBPT is to DataBPT.
-
-        Both begin as the square of how far the adapter has moved, which is what its gains go by.
-
-        Args:
-            of_s: the tick's measurement of S, whose step and travel it has.
-        """
-        s = information_ratio(self.base_bpt, self.bpt)
-        return replace(of_s, s=s, data_bpt=self.base_bpt, param_bpt=self.bpt)
-
-
-class Turns:
-    """Follows the sum of what is read of several batches, one of them at a time, without reading them all.
-
-    Batches differ from each other by more than drift changes in a tick, so each is compared with itself: what was read
-    some ticks ago counts as having grown since at the rate at which the newest has, since it was read before.
-    """
-
-    def __init__(self) -> None:
-        self.latest: list[float] = []
-        self.ages: list[int] = []
-
-    @property
-    def due(self) -> int:
-        """The batch that was read longest ago."""
-        return self.ages.index(max(self.ages))
-
-    def begin(self, sums: Sequence[float]) -> float:
-        """Take what was read of every batch; returns the sum."""
-        self.latest, self.ages = list(sums), [0] * len(sums)
-        return math.fsum(sums)
-
-    def follow(self, read: float) -> float:
-        """Take what was read of the batch that is due; returns the sum. What is not a number is read again."""
-        due = self.due
-        self.ages = [age + 1 for age in self.ages]
-        before, span = self.latest[due], self.ages[due]
-        if not math.isfinite(read):
-            return read
-        self.latest[due], self.ages[due] = read, 0
-        growth = math.log(read / before) / span if read > 0 and before > 0 else 0.0
-        return math.fsum(x * math.exp(growth * age) for x, age in zip(self.latest, self.ages, strict=True))
-
-    def state_dict(self) -> dict[str, list]:
-        return {"latest": self.latest, "ages": self.ages}
-
-    def load_state_dict(self, state: dict[str, list]) -> None:
-        self.latest, self.ages = list(state["latest"]), list(state["ages"])
-
-
-class _Rows(NamedTuple):
-    """This rank's rows of a batch.
-
-    Attributes:
-        input_ids: (rows, time) tokens.
-        positions: (counted,) indices of the flattened rows from which a counted token is predicted.
-        base: ``kl_divergence.states`` of the model as training began; None where they are made anew each time.
-        tokens: counted over all ranks.
-    """
-
-    input_ids: Tensor
-    positions: Tensor
-    base: Tensor | None
-    tokens: int
-
-
-class GeneralPart:
-    """A part of the general text, as the model that trains sees it.
-
-    Of each batch a rank has its share of the rows, so that batches do not depend on how many processes there are. The
-    hidden states of the model as training began are kept: a forward pass less each time. Where logits are more than a
-    product of these, as in Gemma, they are made anew: logits of all the text would not fit.
-
-    It leaves the run as it is: it touches no ``.grad``, draws no random number and takes no training batch.
-
-    Args:
-        module: with its model in place, at any step of the run.
-        batches: of ``input_ids`` and shifted ``labels``, the same on each rank.
-    """
-
-    def __init__(self, module: GraniteModule, batches: Sequence[dict[str, Tensor]]) -> None:
-        self._module = module
-        model, rank, ranks = module.language_model, module.global_rank, module.trainer.world_size
-        own = [module.trainer.strategy.batch_to_device(_share(batch, rank, ranks)) for batch in batches]
-        with self._reading(), as_it_began(module):
-            self._plain = kl_divergence.has_plain_head(model, own[0]["input_ids"][:1])
-            self._batches = [self._rows(mine, whole) for mine, whole in zip(own, batches, strict=True)]
-            nats = torch.stack([summed_nats(model, **mine).double() for mine in own]).sum()
-        self.tokens = sum(rows.tokens for rows in self._batches)
-        self.base_bpt = bits(float(module.reduced(nats)) / self.tokens)
-
-    def _rows(self, own: dict[str, Tensor], whole: dict[str, Tensor]) -> _Rows:
-        positions = (own["labels"] != IGNORED).flatten().nonzero().squeeze(1)
-        states = self._states(own["input_ids"], positions) if self._plain else None
-        return _Rows(own["input_ids"], positions, states, int((whole["labels"] != IGNORED).sum()))
-
-    def _states(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        return kl_divergence.states(self._module.language_model, input_ids, positions, self._plain)
-
-    def _base(self, rows: _Rows) -> Tensor:
-        if rows.base is not None:
-            return rows.base
-        with torch.no_grad(), as_it_began(self._module):
-            return self._states(rows.input_ids, rows.positions)
-
-    def _nats(self, rows: _Rows) -> Tensor:
-        """Sum of the KL over this rank's counted positions, in nats."""
-        base, now = self._base(rows), self._states(rows.input_ids, rows.positions)
-        return kl_divergence.drift_of(self._module.language_model, base, now, self._plain)
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        module = self._module
-        with torch.no_grad(), module.trainer.precision_plugin.forward_context(), evaluation_mode(module.model):
-            yield
-
-    def read(self) -> Drift:
-        """Drift on all of the part, over all ranks; the same bits on each. Synchronises with the device."""
-        return self._drift(math.fsum(self._read(self._batches)))
-
-    def follow(self, turns: Turns) -> Drift:
-        """The same from one batch of it, and from what was read before; the first time from all of them."""
-        if not turns.latest:
-            return self._drift(turns.begin(self._read(self._batches)))
-        return self._drift(turns.follow(*self._read([self._batches[turns.due]])))
-
-    def _read(self, batches: Sequence[_Rows]) -> list[float]:
-        with self._reading():
-            nats = torch.stack([self._nats(rows) for rows in batches])
-        return self._module.reduced(nats).tolist()
-
-    def _drift(self, nats: float) -> Drift:
-        return Drift(bits(nats / self.tokens), self.base_bpt, self.tokens)
-
-    def gradient(self, step: int) -> list[Tensor]:
-        """The gradient of drift, in nats per counted token, by the module's factors: of the batch whose turn it is.
-
-        In training mode, as gradient checkpointing and the training kernels work in no other, but without dropout.
-        Synchronises with no device. The same bits on each rank.
-
-        Args:
-            step: optimizer steps done.
-        """
-        module, rows = self._module, self._batches[step % len(self._batches)]
-        context = module.trainer.precision_plugin.forward_context()
-        # As in training: fp16's gradients vanish without the scale, and overflow at one that accumulation has let grow.
-        unit = torch.full((), 1 / (LOSS_UNIT * module.trainer.accumulate_grad_batches), device=module.device)
-        if scaler := getattr(module.trainer.precision_plugin, "scaler", None):
-            unit = scaler.scale(unit)
-        with without_dropout(module.model), not_compiled(), torch.enable_grad(), context:
-            gradients = torch.autograd.grad(self._nats(rows) * unit, module.factors)
-        flat = torch.cat([gradient.flatten() for gradient in gradients]) / (unit * rows.tokens)
-        flat = module.trainer.strategy.reduce(flat, reduce_op="sum")
-        parts = flat.split([factor.numel() for factor in module.factors])
-        return [part.view_as(factor) for part, factor in zip(parts, module.factors, strict=True)]
+def trained(module: GraniteModule) -> Trained:
+    """What drift needs of the module, its model in place, at any step of the run."""
+    trainer = module.trainer
+    return Trained(
+        module.language_model,
+        module.factors,
+        partial(as_it_began, module),
+        trainer.precision_plugin.forward_context,
+        partial(trainer.strategy.reduce, reduce_op="sum"),
+        (module.global_rank, trainer.world_size),
+        partial(_unit, module),
+    )
 
 
 @contextmanager
@@ -210,20 +32,8 @@ def as_it_began(module: GraniteModule) -> Iterator[None]:
         yield
 
 
-def steering_tokens(tokens_per_tick: int) -> int:
-    """Positions that a tick reads."""
-    return min(READ_AT_ONCE, max(LEAST_READ, tokens_per_tick // ANCHOR_SHARE))
-
-
-def anchor_tokens(tokens_per_step: int) -> int:
-    """Positions of an anchor batch."""
-    return max(LEAST_ANCHOR, tokens_per_step // ANCHOR_SHARE)
-
-
-def _share(batch: dict[str, Tensor], rank: int, ranks: int) -> dict[str, Tensor]:
-    """A rank's rows of a batch. Where there are none, one of which nothing counts: with the weights in shares each rank
-    has a part in another's forward pass."""
-    own = {name: part[rank::ranks] for name, part in batch.items()}
-    if len(own["labels"]):
-        return own
-    return {"input_ids": batch["input_ids"][:1], "labels": torch.full_like(batch["labels"][:1], IGNORED)}
+def _unit(module: GraniteModule) -> Tensor:
+    """As in training: fp16's gradients vanish without the scale, and overflow at one that accumulation has let grow."""
+    unit = torch.full((), 1 / (LOSS_UNIT * module.trainer.accumulate_grad_batches), device=module.device)
+    scaler = getattr(module.trainer.precision_plugin, "scaler", None)
+    return scaler.scale(unit) if scaler else unit

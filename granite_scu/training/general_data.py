@@ -6,9 +6,10 @@ from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.evaluation import general_text, general_writing
 from granite_scu.evaluation.general_text import GeneralText
 from granite_scu.model import base_digest
+from granite_scu.model.modes import evaluation_mode
 from granite_scu.storage.run_folder import GENERAL
 from granite_scu.training.drift import as_it_began
-from granite_scu.training.module import GraniteModule, evaluation_mode
+from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun
 
 

@@ -8,7 +8,7 @@ kept on the device and divided once, where they are read.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -36,6 +36,7 @@ from granite_scu.model.description_length import (
 )
 from granite_scu.model.initial_adapter import SHA256, InitialAdapter
 from granite_scu.model.mamba2 import mamba
+from granite_scu.model.modes import evaluation_mode, not_compiled
 from granite_scu.training.learning_rate import schedule
 
 LOSS_UNIT = 4096
@@ -528,24 +529,6 @@ def _other_adapters() -> UserError:
         "--resume-from-checkpoint: the checkpoint's adapters do not fit this model; "
         "resume with the same --model, --adapter, --lora-r and targets"
     )
-
-
-def not_compiled() -> AbstractContextManager:
-    """Run what is compiled as it is. Validation differs from training in grad mode and in the size of its last batch,
-    and each would be compiled again, for minutes, to save seconds."""
-    return torch.compiler.set_stance("force_eager")
-
-
-@contextmanager
-def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Without dropout and compilation inside, and back in the mode it was in outside."""
-    training = model.training
-    model.eval()
-    try:
-        with not_compiled():
-            yield
-    finally:
-        model.train(training)
 
 
 def _supervised(batch: dict[str, Tensor]) -> Tensor:

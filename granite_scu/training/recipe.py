@@ -16,6 +16,7 @@ from granite_scu import control, hardware
 from granite_scu.config.errors import UserError
 from granite_scu.config.progress import say
 from granite_scu.config.request import Request
+from granite_scu.config.settings import check_drift
 from granite_scu.control.diagnostics import ceiling
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 from granite_scu.control.diagnostics.reachability import Reachability
@@ -26,6 +27,7 @@ from granite_scu.data.tokens import templates
 from granite_scu.hardware import machine as machines
 from granite_scu.hardware import presets
 from granite_scu.model import flops, initial_adapter, loading
+from granite_scu.model.drift import anchor_tokens, steering_tokens
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage import checkpoint
 from granite_scu.storage.run_folder import BEST_ADAPTER, RunFolder
@@ -49,7 +51,6 @@ from granite_scu.training.callbacks.throughput import Monitor
 from granite_scu.training.callbacks.utilisation import UtilisationWatch
 from granite_scu.training.controller import (
     build_controller,
-    check_drift,
     check_equilibrium_stop,
     check_held_out,
     check_length,
@@ -57,7 +58,6 @@ from granite_scu.training.controller import (
     drift_law,
     without_validation,
 )
-from granite_scu.training.drift import anchor_tokens, steering_tokens
 from granite_scu.training.fitting import fitted
 from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.logger_checks import check_loggers

@@ -5,19 +5,18 @@ slope V'(1) takes no second scale: it is minus the sum of <gradient, parameter> 
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from granite_scu.config.settings import IGNORED
 from granite_scu.control.laws.auto import WINDOW
 from granite_scu.control.laws.base import Slopes
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.model.description_length import along_scale, bits, scaled_factors
-from granite_scu.training.module import LOSS_UNIT, GraniteModule, Window, evaluation_mode
+from granite_scu.model.modes import evaluation_mode, without_dropout
+from granite_scu.training.module import LOSS_UNIT, GraniteModule, Window
 
 Batch = dict[str, Tensor]
 
@@ -117,16 +116,3 @@ def _per_token(module: GraniteModule, nats: Tensor, batch: Batch) -> float:
 
 def _supervised(batch: Batch) -> Tensor:
     return (batch["labels"] != IGNORED).sum().double()
-
-
-@contextmanager
-def without_dropout(model: nn.Module) -> Iterator[None]:
-    """The model's dropout layers off, for as long as the context lasts."""
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Dropout) and layer.training]
-    for layer in layers:
-        layer.eval()
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.train()

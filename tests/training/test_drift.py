@@ -11,10 +11,11 @@ from torch import Tensor
 
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.model import kl_divergence
+from granite_scu.model.drift import GeneralPart, Turns
 from granite_scu.model.initial_adapter import open_start
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.checkpoint import save_adapter
-from granite_scu.training.drift import GeneralPart, Turns, as_it_began
+from granite_scu.training.drift import as_it_began, trained
 from granite_scu.training.module import GraniteModule
 
 LAMBDA = 3.0
@@ -29,7 +30,7 @@ class Anchored(L.Callback):
         self.drifts, self.modes = [], []
 
     def on_train_start(self, trainer, module):
-        self.part = GeneralPart(module, self.general)
+        self.part = GeneralPart(trained(module), self.general)
         module.drift_gradient, module.reg_strength = self.part.gradient, self.strength
         self.at_first = self.part.read().bpt
         optimizer = trainer.optimizers[0]
@@ -195,7 +196,7 @@ class Counted(L.Callback):
         self.general = general
 
     def on_train_start(self, trainer, module):
-        self.part = GeneralPart(module, self.general)
+        self.part = GeneralPart(trained(module), self.general)
         module.drift_gradient = self.part.gradient
 
     def on_before_optimizer_step(self, trainer, module, optimizer):
@@ -234,7 +235,7 @@ def test_in_half_precision_the_gradient_is_that_of_fp32_but_for_rounding(make_mo
         class Take(L.Callback):
             def on_train_start(self, trainer, module):
                 give_size(module)
-                given.append(torch.cat([g.flatten() for g in GeneralPart(module, general).gradient(0)]))
+                given.append(torch.cat([g.flatten() for g in GeneralPart(trained(module), general).gradient(0)]))
 
         fit(module, make_batches(1), callbacks=[Take()], plugins=[plugins[name]] if name in plugins else [])
     exact, rounded = given

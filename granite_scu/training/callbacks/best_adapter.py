@@ -9,6 +9,7 @@ from pathlib import Path
 import lightning as L
 from safetensors.torch import load_file
 
+from granite_scu.model.drift import MARGIN
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.checkpoint import save_adapter
 from granite_scu.storage.run_folder import WEIGHTS, finite, read_json
@@ -16,9 +17,6 @@ from granite_scu.training.module import GraniteModule
 
 RECORD = "validation.json"
 """What the adapter beside it scored, and when: ``val_bpt``, ``step`` and, with a budget, ``drift_held_out``."""
-
-MARGIN = 1.1
-"""Times the budget of drift: what a loop that holds it well stays within."""
 
 
 class BestAdapter(L.Callback):

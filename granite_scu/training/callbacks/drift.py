@@ -9,8 +9,8 @@ import lightning as L
 from granite_scu.control import Measurement
 from granite_scu.control.units import per_cent
 from granite_scu.evaluation.general_text import GeneralText, batches
-from granite_scu.training.callbacks.best_adapter import MARGIN
-from granite_scu.training.drift import READ_AT_ONCE, Drift, GeneralPart, Turns
+from granite_scu.model.drift import MARGIN, READ_AT_ONCE, Drift, GeneralPart, Turns
+from granite_scu.training.drift import trained
 from granite_scu.training.module import GraniteModule
 
 log = logging.getLogger(__name__)
@@ -50,11 +50,11 @@ class DriftMeter(L.Callback):
 
     def _prepare(self, trainer: L.Trainer, module: GraniteModule) -> None:
         general = self.text(trainer, module)
-        parts, self.source = general.parts(), general.source
-        self.held_out = GeneralPart(module, batches(parts.held_out, READ_AT_ONCE, self.padding))
+        parts, self.source, model = general.parts(), general.source, trained(module)
+        self.held_out = GeneralPart(model, batches(parts.held_out, READ_AT_ONCE, self.padding))
         if self.budget is not None:
-            self.steering = GeneralPart(module, batches(parts.steering, self.steering_tokens, self.padding))
-            anchor = GeneralPart(module, batches(parts.anchor, self.anchor_tokens, self.padding))
+            self.steering = GeneralPart(model, batches(parts.steering, self.steering_tokens, self.padding))
+            anchor = GeneralPart(model, batches(parts.anchor, self.anchor_tokens, self.padding))
             module.drift_gradient = anchor.gradient
 
     def plant(self, of_s: Measurement) -> Measurement:

@@ -14,6 +14,7 @@ from granite_scu.config.errors import Diverged
 from granite_scu.config.progress import tracked
 from granite_scu.control.diagnostics.metrics import summarise
 from granite_scu.evaluation.score import Score
+from granite_scu.model.drift import Drift
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.checkpoint import save_adapter
 from granite_scu.storage.run_folder import LAST_ADAPTER, RunFolder
@@ -22,7 +23,6 @@ from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.reachability import ReachabilityMonitor
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.callbacks.throughput import Monitor
-from granite_scu.training.drift import Drift
 from granite_scu.training.module import GraniteModule
 
 log = logging.getLogger(__name__)

@@ -20,10 +20,11 @@ from granite_scu.evaluation.bpt import texts
 from granite_scu.evaluation.bpt.answering import questions_in
 from granite_scu.evaluation.samples import SAMPLING, sample
 from granite_scu.model.adapters import Switch
+from granite_scu.model.modes import evaluation_mode
 from granite_scu.storage.run_folder import ANSWERS, ELSEWHERE, METRICS, SAMPLES, RunFolder
 from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.callbacks.progress import ProgressLine
-from granite_scu.training.module import GraniteModule, evaluation_mode
+from granite_scu.training.module import GraniteModule
 
 log = logging.getLogger(__name__)
 

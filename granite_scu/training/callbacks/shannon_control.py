@@ -11,6 +11,7 @@ from granite_scu.control import Controller, Measurement
 from granite_scu.control.laws.base import AdapterBenefit, restored
 from granite_scu.control.record import as_drift_record, as_record
 from granite_scu.model.description_length import information_ratio
+from granite_scu.model.drift import anchoring
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.callbacks.throughput import Monitor
 from granite_scu.training.module import GraniteModule, Window
@@ -126,9 +127,8 @@ class ShannonControl(L.Callback):
         seen = self.drift(measured) if self.drift else measured
         self.state, output = self.controller.update(self.state, seen)
         self.saved = None
-        # At its lower bound lambda moves nothing, and an anchor costs its passes: drift is read at ticks alone.
-        rests = self.drift and output.saturated and output.reg_strength < self.controller.initial_strength
-        self.action = Action(0.0 if rests else output.reg_strength, output.layers, output.param_bound)
+        strength = anchoring(output, self.controller.initial_strength) if self.drift else output.reg_strength
+        self.action = Action(strength, output.layers, output.param_bound)
         module.act(*self.action)
         setpoint = self.controller.setpoint
         told = (

@@ -8,10 +8,10 @@ import torch
 
 from granite_scu.control import PI, Measurement
 from granite_scu.evaluation.general_text import Document, GeneralText
+from granite_scu.model.drift import Drift, GeneralPart
 from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
-from granite_scu.training.drift import Drift, GeneralPart
 
 FAST = {"learning_rate": 1e-2}
 
