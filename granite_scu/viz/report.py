@@ -128,7 +128,11 @@ def _scored(run: Run) -> str:
     if stopped.get("reason"):
         why = _STOPS.get(stopped["reason"], str(stopped["reason"]))
         text += escape(f" The run ended at step {stopped.get('step')}: {why}.")
-    return text if part(run.metrics, "elsewhere") else f"{text} What else it changed was not tried."
+    return (
+        text
+        if part(run.metrics, "elsewhere") or part(run.metrics, "drift")
+        else f"{text} What else it changed was not tried."
+    )
 
 
 def _began(run: Run) -> str:

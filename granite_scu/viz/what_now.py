@@ -279,11 +279,19 @@ def _use(run: Run, found: Verdict) -> Iterator[Advice]:
         rate = _rate(run)
         text = (
             "It has lost what the base model knew. A lower rate, fewer steps, or general chats among yours "
-            "(--data-dir, --data-weights) lose less. To keep what is far from your data, "
-            f"{_held_by(run.metrics)}."
+            "(--data-dir, --data-weights) lose less."
         )
         flags = f"--learning-rate {short(rate / 2)}" if rate else ""
         yield Advice("Do not use this adapter for anything but your data", text, _again(run, flags))
+        budget = part(run.metrics, "drift").get("budget")
+        text = (
+            "A budget of drift keeps the model near what it was on general text. It may learn less, and what is near "
+            "your data changes all the same."
+        )
+        flags = f"--max-drift {_budget(budget / 2 if is_number(budget) else _SUGGESTED)}"
+        if not is_number(budget):  # the file of this run has what held something else, or nothing
+            flags = f"--controller pi --target-s auto {flags}"
+        yield Advice("Or hold what it knew", text, _again(run, flags))
         return
     if found.state == "useless":
         yield Advice("Do not use this adapter", f"{found.learned} Use the base model.")

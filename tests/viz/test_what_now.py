@@ -187,10 +187,13 @@ def test_a_run_that_lost_what_the_base_knew_is_neither_better_nor_to_be_longer(t
     values = [(100, 6.1), (200, 6.0), (300, 5.95)]
     metrics = METRICS | answered(24) | general(5, damaged=True)
     found = advice(tmp_path / "demo", validations=values, metrics=metrics)
-    assert list(found) == ["Do not use this adapter for anything but your data"]
-    (only,) = found.values()
-    assert only.command.endswith("--output-dir runs/demo-2 --learning-rate 5e-4")
-    assert "better" not in only.text + str(verdict(metrics, 1e-3))
+    assert list(found) == ["Do not use this adapter for anything but your data", "Or hold what it knew"]
+    lower, held = found.values()
+    assert lower.command.endswith("--output-dir runs/demo-2 --learning-rate 5e-4")
+    assert held.command.endswith("--controller pi --target-s auto --max-drift 2%")
+    assert "better" not in lower.text + held.text + str(verdict(metrics, 1e-3))
+    again = advice(tmp_path / "again", validations=values, metrics=metrics | moved(0.018, 0.02))
+    assert again["Or hold what it knew"].command.endswith("again-2 --max-drift 1%")
 
 
 def test_after_chats_the_adapter_is_tried_in_a_chat(tmp_path):

@@ -130,6 +130,7 @@ def test_drift_stands_on_the_card_where_it_was_measured():
     text = card(summary=facts()["summary"] | {"drift": drift})
     assert "| drift on general text, of the base's bits | 1.8 %; at most 2 % asked for |" in text
     assert "the model has drifted by 1.8" in text
+    assert "which held drift on general text, at most 2 %" in text and "![Drift against its budget, and lambda" in text
     assert "asked for" not in card(summary=facts()["summary"] | {"drift": drift | {"budget": None, "within": None}})
     assert "drift" not in card()
 
