@@ -11,18 +11,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import IGNORED
 from granite_scu.data.blocks.packing import padding_of
 from granite_scu.evaluation import general_text
 from granite_scu.evaluation.bpt.subjects import Subject
-from granite_scu.model import kl_divergence
 from granite_scu.model.adapters import Switch
-from granite_scu.model.description_length import bits
-from granite_scu.model.loss import summed_nats
+from granite_scu.model.drift import READ_AT_ONCE, Drift, GeneralPart, Trained
 from granite_scu.storage.run_folder import GENERAL, METRICS, TRAINING_CONFIG, read_json
-
-_AT_ONCE = 2048
-"""Positions of a batch."""
 
 
 class Drifts:
@@ -58,36 +52,32 @@ class Drifts:
             except UserError as error:
                 console.print(f"{name}: drift is not measured: {error}", highlight=False, markup=False)
                 continue
-            batches = general_text.batches(text.parts().held_out, _AT_ONCE, padding_of(self.tokenizer))
-            with torch.no_grad(), autocast():
-                found = drift_between(model, base, switches[name], batches)
+            batches = general_text.batches(text.parts().held_out, READ_AT_ONCE, padding_of(self.tokenizer))
+            moved = drift_between(model, base, switches[name], batches, autocast)
+            found = moved._asdict() | {"share": moved.share}
             metrics = read_json(run / METRICS) if (run / METRICS).is_file() else {}
             self.found[name] = found | {key: metrics.get("drift", {}).get(key) for key in ("budget", "within")}
 
 
 def drift_between(
-    model: PreTrainedModel, base: Switch, now: Switch, batches: Sequence[dict[str, Tensor]]
-) -> dict[str, float]:
-    """KL(base || now) and what the base itself needs, bits per counted token; ``share`` is their ratio.
+    model: PreTrainedModel,
+    base: Switch,
+    now: Switch,
+    batches: Sequence[dict[str, Tensor]],
+    autocast: Callable[[], AbstractContextManager],
+) -> Drift:
+    """Drift from what the model is in one context to what it is in the other, as a run measures it.
 
     Args:
-        model: without gradients and dropout.
-        base, now: the contexts in which it is either.
+        model: of transformers.
+        base, now: the contexts; the first is entered within the second.
         batches: of ``input_ids`` and shifted ``labels``.
+        autocast: of the forward passes.
     """
-    plain = kl_divergence.has_plain_head(model, batches[0]["input_ids"][:1].to(model.device))
-    kl = cost = 0.0
-    tokens = 0
-    for batch in ({name: part.to(model.device) for name, part in batch.items()} for batch in batches):
-        positions = (batch["labels"] != IGNORED).flatten().nonzero().squeeze(1)
-        tokens += len(positions)
-        with base():
-            cost += float(summed_nats(model, **batch))
-            before = kl_divergence.states(model, batch["input_ids"], positions, plain)
-        with now():
-            after = kl_divergence.states(model, batch["input_ids"], positions, plain)
-        kl += float(kl_divergence.drift_of(model, before, after, plain))
-    return {"share": kl / cost, "bpt": bits(kl / tokens), "base_bpt": bits(cost / tokens), "tokens": tokens}
+    embedding = model.get_input_embeddings().weight
+    trained = Trained(model, (embedding,), base, autocast, lambda total: total, (0, 1), lambda: torch.ones(()))
+    with now():
+        return GeneralPart(trained, batches).read()
 
 
 def _keeps_text(run: Path | None) -> bool:

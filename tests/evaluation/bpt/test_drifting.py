@@ -19,13 +19,19 @@ def test_drift_is_the_divergence_over_what_the_base_needs():
 
     @contextmanager
     def adapted():
-        weight.mul_(9)
+        weight.mul_(8)
         yield
-        weight.div_(9)
+        weight.div_(8)
+
+    @contextmanager
+    def alone():
+        weight.div_(8)
+        yield
+        weight.mul_(8)
 
     texts = [torch.randint(0, 60, (n,)).tolist() for n in (9, 20, 5)]
     documents = [Document(tuple(text), tuple(k > 2 for k in range(len(text)))) for text in texts]
-    found = drift_between(model, nullcontext, adapted, batches(documents, 32, 0))
+    found = drift_between(model, alone, adapted, batches(documents, 32, 0), nullcontext)
 
     def logs(text: list[int]) -> torch.Tensor:
         return model(torch.tensor([text])).logits[0, 2:-1].log_softmax(-1)  # tokens from the third on are predicted
@@ -35,7 +41,7 @@ def test_drift_is_the_divergence_over_what_the_base_needs():
         after = [logs(text) for text in texts]
     kl = sum(float((p.exp() * (p - q)).sum()) for p, q in zip(before, after, strict=True))
     cost = -sum(float(p[range(len(p)), text[3:]].sum()) for p, text in zip(before, texts, strict=True))
-    assert found["tokens"] == sum(len(text) - 3 for text in texts)
+    assert found.tokens == sum(len(text) - 3 for text in texts)
     # Logits in float64; products of fp32 nowhere.
-    assert found["share"] == pytest.approx(kl / cost, rel=1e-6)
-    assert found["bpt"] == pytest.approx(kl / found["tokens"] / math.log(2), rel=1e-6) and found["bpt"] > 1e-4
+    assert found.share == pytest.approx(kl / cost, rel=1e-6)
+    assert found.bpt == pytest.approx(kl / found.tokens / math.log(2), rel=1e-6) and found.bpt > 1e-4
