@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,14 @@ def test_the_summary_says_what_size_held_out_text_would_have_the_adapter(tmp_pat
     assert "S* = 50 %" in shown
     of_a_number = printed(summary_of(), tmp_path)
     assert "adapter size" not in of_a_number
+
+
+def test_of_a_run_that_held_drift_it_says_how_far_the_model_moved(tmp_path):
+    drift = {"budget": 0.02, "share": 0.018, "tokens": 512, "within": True}
+    shown = printed(summary_of(drift=drift, s=0.031, s_ema=None, s_target=None), tmp_path)
+    shown = shown.replace("\N{NO-BREAK SPACE}", " ")
+    assert "drifted by 1.8 % (at most 2 %), on 512 tokens of general text that the loop did not see." in shown
+    assert re.search(r"S at the end +│ 3.1 %", shown), "measured at the last tick"
 
 
 @pytest.mark.parametrize("held", [0, 3])
