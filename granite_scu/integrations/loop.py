@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from granite_scu.config.settings import ControlConfig
 from granite_scu.control import Controller
 from granite_scu.control.laws.base import Measurement, Output, restored
-from granite_scu.control.record import as_record
+from granite_scu.control.record import as_drift_record, as_record
 from granite_scu.integrations.adapter import Adapter
+from granite_scu.integrations.drift import HeldDrift
 from granite_scu.integrations.loss_meter import LossMeter
 from granite_scu.integrations.readings import SlopeReader, kl_from_start
 from granite_scu.model.description_length import (
@@ -24,6 +25,7 @@ from granite_scu.model.description_length import (
     layer_npt,
     scale_onto,
 )
+from granite_scu.model.drift import anchoring
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Plant:
         meter: of the trainer's losses.
         reduce: sums over all processes.
         slopes: reads them, for a law that asks for them.
+        drift: is held in the place of S; lambda then multiplies drift.
     """
 
     model: nn.Module
@@ -43,6 +46,7 @@ class Plant:
     meter: LossMeter
     reduce: Callable[[Tensor], Tensor]
     slopes: SlopeReader | None = None
+    drift: HeldDrift | None = None
 
 
 class Loop:
@@ -81,10 +85,14 @@ class Loop:
         self._window_travel = self._travel = 0.0
 
     @torch.no_grad()
-    def prepare_gradient(self, optimizer: Any) -> None:
-        """Add lambda * grad ParamNPT to the gradient of the mean loss, then clip. Once per optimizer step.
+    def prepare_gradient(self, optimizer: Any, step: int) -> None:
+        """Add lambda * grad ParamNPT, or of drift, to the gradient of the mean loss, then clip. Once an optimizer step.
 
         The trainer has averaged over the supervised tokens of the window on all processes, and unscaled.
+
+        Args:
+            optimizer: whose first learning rate is the step's.
+            step: optimizer steps done, which says whose turn it is of the general text.
         """
         self._step_rate = optimizer.param_groups[0]["lr"]
         self._step_sums = self.plant.reduce(self.plant.meter.take())
@@ -98,7 +106,7 @@ class Loop:
         data_norm = torch.nn.utils.get_total_norm(gradients)
         penalty_norm = torch.zeros_like(data_norm)
         if self.config.actuator == "loss" and any(self._strengths()):
-            penalty = self.plant.adapter.penalty(self._strengths(), self.sigma, self.n_tokens, self.measure)
+            penalty = self._penalty(step)
             penalty_norm = torch.nn.utils.get_total_norm(penalty)
             torch._foreach_add_(gradients, penalty)
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -134,12 +142,17 @@ class Loop:
             scale: of a GradScaler, or 1, over the micro-batches of a step.
         """
         measured = self._measure(step, scale)
-        self._law_state, self.output = self.law.update(self._law_state, measured)
+        drift, setpoint = self.plant.drift, self.law.setpoint
+        seen = drift.measurement(measured) if drift else measured
+        self._law_state, self.output = self.law.update(self._law_state, seen)
+        told = as_record(measured, self.output, setpoint)
+        if drift:
+            told = as_drift_record(measured, seen, self.output, setpoint)
         norm, data_norm, penalty_norm = self._norms.tolist()
         return {
             "step": step,
             "tokens": self._tokens,
-            **as_record(measured, self.output, self.law.setpoint),
+            **told,
             "lr": self._step_rate,
             "grad_norm": norm,
             "data_grad_norm": data_norm,
@@ -157,6 +170,7 @@ class Loop:
             "counts": [self._applied, self._skipped, self._tokens],
             "travel": [self._window_travel, self._travel],
             "slopes": self.plant.slopes and self.plant.slopes.state(),
+            "drift": self.plant.drift and self.plant.drift.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -192,7 +206,19 @@ class Loop:
 
     def _strengths(self) -> list[float]:
         """Lambda of each adapted matrix."""
-        return list(self.output.layers or [self.output.reg_strength] * (len(self.plant.adapter.factors) // 2))
+        strength = self.output.reg_strength
+        if self.plant.drift:
+            strength = anchoring(self.output, self.law.initial_strength)
+        return list(self.output.layers or [strength] * (len(self.plant.adapter.factors) // 2))
+
+    def _penalty(self, step: int) -> list[Tensor]:
+        """The gradient of what lambda multiplies, times lambda, by the trained factors."""
+        strengths, drift = self._strengths(), self.plant.drift
+        if drift is None:
+            return self.plant.adapter.penalty(strengths, self.sigma, self.n_tokens, self.measure)
+        penalty = drift.gradient(step)
+        torch._foreach_mul_(penalty, strengths[0])
+        return penalty
 
     @torch.no_grad()
     def _layer_npt(self) -> Tensor:

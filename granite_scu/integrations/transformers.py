@@ -18,14 +18,30 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.trainer_callback import ExportableState
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import DEFAULT_EVERY, ControlConfig, OptimizerConfig, PriorConfig
+from granite_scu.config.settings import (
+    DEFAULT_EVERY,
+    ControlConfig,
+    DriftConfig,
+    OptimizerConfig,
+    PriorConfig,
+    RunConfig,
+    check_budget,
+    check_drift,
+    holding_drift,
+)
 from granite_scu.control import TRACKING, AutoSetpoint, Controller, build
+from granite_scu.control.units import per_cent
+from granite_scu.data.blocks.packing import padding_of
+from granite_scu.evaluation import general_text
 from granite_scu.integrations.adapter import Adapter
+from granite_scu.integrations.drift import HeldDrift, obtain, tokens_per_step, trained_by
 from granite_scu.integrations.loop import Loop, Plant
 from granite_scu.integrations.loss_meter import LossMeter, counted
 from granite_scu.integrations.readings import HeldOut, SlopeReader
+from granite_scu.model.drift import MARGIN, Trained
 from granite_scu.storage import manifest
 from granite_scu.storage.atomic import adding_to
+from granite_scu.storage.run_folder import GENERAL
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +54,7 @@ ELSEWHERE = {
 }
 """Laws that only ``granite-scu train`` has, and why."""
 
-LOGGED = ("scu/data_bpt", "scu/param_bpt", "scu/s", "scu/s_target", "scu/lambda")
+LOGGED = ("scu/data_bpt", "scu/param_bpt", "scu/s", "scu/s_target", "scu/lambda", "scu/drift_bpt", "scu/drift")
 """What the trainer's log lines get of a tick."""
 
 REPLICATED = {DistributedType.NO} | {kind for kind in DistributedType if kind.name.startswith("MULTI_")}
@@ -55,6 +71,10 @@ class ShannonCallback(TrainerCallback, ExportableState):
     A tick's record is in ``trainer.state.log_history``, by the names of ``scu_history.json`` after ``scu/``. The
     controller's state is in the ``trainer_state.json`` of every checkpoint, and a resumed run continues from it.
 
+    With ``max_drift`` it holds drift at most there in the place of S, and lambda multiplies drift. Its general text is
+    kept as ``general.jsonl`` in ``output_dir``; drift on what the loop never sees is logged, ``scu/drift_held_out``, at
+    each evaluation and at the end.
+
     Args:
         target_s: the setpoint S*, a ratio in (0, 1), or auto: pi's setpoint is moved at every tick by the slope of the
             loss on ``held_out``.
@@ -65,6 +85,9 @@ class ShannonCallback(TrainerCallback, ExportableState):
             of the training set.
         gradient_clip: largest gradient norm, data and penalty together; 0 does not clip.
         held_out: tokenised examples for ``target_s="auto"``, as ``trainer.eval_dataset`` has them.
+        max_drift: the budget of drift, a share of the bits that the base needs for general text, or "2%".
+        general_data: files of general text; auto lets the model write it as training begins.
+        general_tokens: tokens of general text.
         **settings: other fields of ``ControlConfig``, such as kp, lambda_init, measure or actuator.
 
     Raises:
@@ -82,6 +105,9 @@ class ShannonCallback(TrainerCallback, ExportableState):
         n_tokens: int | None = PriorConfig.n_tokens,
         gradient_clip: float = OptimizerConfig.gradient_clip,
         held_out: Any = None,
+        max_drift: float | str | None = DriftConfig.max_drift,
+        general_data: list[str] | str = DriftConfig.general_data,
+        general_tokens: int = DriftConfig.general_tokens,
         **settings: Any,
     ) -> None:
         if controller in ELSEWHERE:
@@ -93,11 +119,18 @@ class ShannonCallback(TrainerCallback, ExportableState):
             "prior_sigma": prior_sigma,
             "n_tokens": n_tokens,
             "gradient_clip": gradient_clip,
+            "max_drift": max_drift,
+            "general_data": general_data,
+            "general_tokens": general_tokens,
             **settings,
         }
         _check_kinds(self._arguments)
         with _of_arguments():
             self._config = ControlConfig(controller=controller, target_s=target_s, every=control_every, **settings)
+            self._drift = DriftConfig(max_drift, general_data, general_tokens)
+            check_budget(self._drift, self._config, RunConfig())
+            if isinstance(self._drift.max_drift, float):
+                self._config = holding_drift(self._config, self._drift.max_drift, settings)
             self._prior = PriorConfig(prior_sigma, n_tokens)
             self._gradient_clip = OptimizerConfig(gradient_clip=gradient_clip).gradient_clip
         self._law = _build(self._config)
@@ -109,7 +142,8 @@ class ShannonCallback(TrainerCallback, ExportableState):
                 "restore_callback_states_from_checkpoint out, which makes this callback again without it"
             )
         self._loop: Loop | None = None
-        self._origin = ""
+        self._origin = self._general = ""
+        self._tokens_per_step = 0
         self._latest: dict[str, float] = {}
 
     # What the trainer calls
@@ -143,7 +177,11 @@ class ShannonCallback(TrainerCallback, ExportableState):
             collate, size = train_dataloader.collate_fn, args.train_batch_size
             texts = HeldOut(self._held_out, train_dataloader.dataset, collate, size, process, args.seed)
             slopes = SlopeReader(model, adapter, texts, meter, _over_processes, saved.get("loop", {}).get("slopes", {}))
-        plant = Plant(model, adapter, meter, _over_processes, slopes)
+        drift = None
+        if self._drift.max_drift is not None:
+            trained = trained_by(args, model, adapter, meter, kwargs["optimizer"])
+            drift = self._held_drift(trained, kwargs["processing_class"], train_dataloader, args, state)
+        plant = Plant(model, adapter, meter, _over_processes, slopes, drift)
         self._loop = Loop(plant, law, self._config, self._prior.sigma, n_tokens, self._gradient_clip, state.max_steps)
         if saved:
             self._loop.restore(saved["loop"])
@@ -152,7 +190,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, optimizer: Any, **kwargs: Any
     ) -> None:
-        self._running.prepare_gradient(optimizer)
+        self._running.prepare_gradient(optimizer, state.global_step)
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, optimizer: Any, **kwargs: Any
@@ -180,7 +218,24 @@ class ShannonCallback(TrainerCallback, ExportableState):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        if (found := self._tell_drift(state)) is not None:
+            budget = float(self._drift.max_drift or 0)
+            held = found <= MARGIN * budget
+            log.log(logging.INFO if held else logging.WARNING, "ShannonCallback: drift is %s on general text that the "
+                    "loop did not see, and max_drift %s%s", per_cent(found), per_cent(budget),
+                    "" if held else "; lower the learning rate, train for more steps, or raise it")  # fmt: skip
         self._stop()
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._tell_drift(state)
+
+    def _tell_drift(self, state: TrainerState) -> float | None:
+        """Put the share of drift on what the loop never sees into the trainer's log; None where none is held."""
+        if self._loop is None or self._loop.plant.drift is None:
+            return None
+        share = self._loop.plant.drift.held_out().share
+        state.log_history.append({"scu/drift_held_out": share, "step": state.global_step})
+        return share
 
     # What the trainer saves
 
@@ -190,7 +245,13 @@ class ShannonCallback(TrainerCallback, ExportableState):
         return {"args": self._arguments, "attributes": saved}
 
     def _as_saved(self, loop: Loop) -> dict[str, Any]:
-        return {**self._frozen(loop.n_tokens), "origin": self._origin, "loop": loop.state()}
+        return {
+            **self._frozen(loop.n_tokens),
+            "origin": self._origin,
+            "general": self._general,
+            "tokens_per_step": self._tokens_per_step,
+            "loop": loop.state(),
+        }
 
     def _frozen(self, n_tokens: int) -> dict[str, Any]:
         """What S and lambda mean, which a resumed run must not change."""
@@ -201,6 +262,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
             "measure": config.measure,
             "actuator": config.actuator,
             "law": type(self._law).__name__,
+            "held": "S" if self._drift.max_drift is None else "drift",
         }
 
     def _saved(self, state: TrainerState) -> dict[str, Any]:
@@ -220,9 +282,10 @@ class ShannonCallback(TrainerCallback, ExportableState):
 
     def _check_same(self, saved: dict[str, Any], n_tokens: int) -> None:
         for name, now in self._frozen(n_tokens).items():
-            if saved[name] != now:
+            then = saved.get(name, "S")  # checkpoints of before there was a choice do not say what was held
+            if then != now:
                 raise ValueError(
-                    f"ShannonCallback: {name} was {saved[name]} and is now {now}; S or lambda would mean something "
+                    f"ShannonCallback: {name} was {then} and is now {now}; S or lambda would mean something "
                     "else, so resume with the same"
                 )
 
@@ -240,13 +303,34 @@ class ShannonCallback(TrainerCallback, ExportableState):
         self._origin = sha256
         if not sha256:
             return
-        path = folder / ORIGIN
-        if not path.is_file() or manifest.sha256(path) != sha256:
-            raise ValueError(
-                f"ShannonCallback: {path}: is not the adapter that the run started from; resume with the output_dir "
-                "that it was started with"
-            )
-        adapter.start_from(load_file(path))
+        _check_file(folder / ORIGIN, sha256, "the adapter that the run started from")
+        adapter.start_from(load_file(folder / ORIGIN))
+
+    def _held_drift(
+        self, trained: Trained, processing_class: Any, loader: DataLoader, args: TrainingArguments, state: TrainerState
+    ) -> HeldDrift:
+        """Drift on general text: of a new run, or the one that the checkpoint's run has had."""
+        tokenizer = getattr(processing_class, "tokenizer", processing_class)
+        if tokenizer is None:
+            raise ValueError("max_drift: general text takes the tokenizer; give the trainer processing_class=tokenizer")
+        saved, path = self._saved(state), Path(args.output_dir) / GENERAL
+        self._tokens_per_step = saved.get("tokens_per_step") or tokens_per_step(loader, args)
+        with _of_arguments():
+            check_drift(self._config.every, state.max_steps)
+            if saved:
+                self._general = saved["general"]
+                _check_file(path, self._general, "the general text that the run has had")
+                text = general_text.read(path, tokenizer)
+            else:
+                # What another adapter makes the model write is not kept under the name of the base.
+                base = "" if self._origin else getattr(trained.language_model, "name_or_path", "")
+                text = obtain(self._drift, trained, tokenizer, args.seed, base, state.is_world_process_zero)
+                if state.is_world_process_zero:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    text.write(path, tokenizer)
+                    self._general = manifest.sha256(path)
+        turns = saved.get("loop", {}).get("drift")
+        return HeldDrift(trained, text, padding_of(tokenizer), self._tokens_per_step, self._config.every, turns)
 
     # The rest
 
@@ -280,6 +364,11 @@ def count_supervised(loader: DataLoader) -> int:
     if not count:
         raise ValueError("n_tokens: no token of the training set is supervised; look at its labels")
     return count
+
+
+def _check_file(path: Path, sha256: str, what: str) -> None:
+    if not path.is_file() or manifest.sha256(path) != sha256:
+        raise ValueError(f"ShannonCallback: {path}: is not {what}; resume with the output_dir that it was started with")
 
 
 @contextmanager
@@ -336,6 +425,7 @@ def _check_kinds(given: dict[str, Any]) -> None:
         TypeError: names the setting, and what it may be.
     """
     hints = {**get_type_hints(PriorConfig), **get_type_hints(OptimizerConfig), **get_type_hints(ControlConfig)}
+    hints |= get_type_hints(DriftConfig)
     hints |= {"control_every": int, "prior_sigma": float}
     for name, value in given.items():
         if name not in hints or name == "every":
@@ -353,6 +443,8 @@ def _fits(value: Any, hint: Any) -> bool:
     kinds = get_args(hint)
     if get_origin(hint) is Literal:
         return value in kinds
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_fits(each, kinds[0]) for each in value)
     if kinds:
         return any(_fits(value, kind) for kind in kinds)
     if isinstance(value, bool):

@@ -51,7 +51,7 @@ def adapted(small_granite):
 def trainer(tmp_path):
     """A Trainer on the CPU with SGD-like plain settings."""
 
-    def make(model, rows, callback, *, cls=Trainer, **arguments):
+    def make(model, rows, callback, *, cls=Trainer, tokenizer=None, **arguments):
         settings = {
             "output_dir": str(tmp_path / "out"),
             "per_device_train_batch_size": 2,
@@ -66,7 +66,8 @@ def trainer(tmp_path):
             "disable_tqdm": True,
         }
         args = TrainingArguments(**(settings | arguments))
-        return cls(model, args, train_dataset=rows, callbacks=[callback] if callback else [])
+        callbacks = [callback] if callback else []
+        return cls(model, args, train_dataset=rows, callbacks=callbacks, processing_class=tokenizer)
 
     return make
 

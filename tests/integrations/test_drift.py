@@ -1,0 +1,157 @@
+"""The callback holds drift: as the application does on the same weights and text, and on to the same after a stop."""
+
+import lightning as L
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from rounding import OF_SMALL, turned
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from granite_scu.config.settings import (
+    TINY_MODEL,
+    BaseConfig,
+    ControlConfig,
+    OptimizerConfig,
+    PriorConfig,
+    holding_drift,
+)
+from granite_scu.config.settings import LoraConfig as SettingsOfLora
+from granite_scu.data.blocks.packing import padding_of
+from granite_scu.evaluation.general_text import Document, GeneralText
+from granite_scu.integrations.adapter import Adapter
+from granite_scu.integrations.transformers import ShannonCallback
+from granite_scu.model.drift import anchor_tokens, steering_tokens
+from granite_scu.model.loading import load_tokenizer
+from granite_scu.training.callbacks.drift import DriftMeter
+from granite_scu.training.callbacks.shannon_control import ShannonControl
+from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.controller import build_controller
+from granite_scu.training.module import GraniteModule
+
+STEPS, EVERY, WIDTH, ROWS, BUDGET = 12, 2, 12, 2, 0.002
+RATE, N, WORDS = 1e-2, 1000, 60
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return load_tokenizer(TINY_MODEL)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, tokenizer) -> str:
+    """Folder of a small dense model with random weights, which both programs compute by transformers' own layers."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    folder = str(tmp_path_factory.mktemp("dense"))
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.3, **sizes)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text() -> GeneralText:
+    generator = torch.Generator().manual_seed(7)
+    rows = torch.randint(2, WORDS, (24, 26), generator=generator).tolist()
+    return GeneralText(tuple(Document(tuple(row), (False, *[True] * 25)) for row in rows), "auto")
+
+
+@pytest.fixture
+def held(base, text, tokenizer, examples, trainer, ticks, tmp_path):
+    """Trains the dense model under the callback; returns the trainer, and its ticks."""
+    text.write(tmp_path / "text.jsonl", tokenizer)
+
+    def run(begin=None, resume=None, max_drift=BUDGET, steps=STEPS, **settings):
+        torch.manual_seed(0)
+        model = get_peft_model(
+            AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
+        )
+        with torch.no_grad():
+            for factor, value in zip(Adapter(model).factors, begin or [], strict=begin is not None):
+                factor.copy_(value)
+        own = {
+            "control_every": EVERY,
+            "n_tokens": N,
+            "gradient_clip": 0.0,
+            "general_data": [str(tmp_path / "text.jsonl")],
+        }
+        callback = ShannonCallback(max_drift=max_drift, **(own | settings))
+        saving = {"save_strategy": "steps", "save_steps": 5}
+        made = trainer(model, examples(steps), callback, tokenizer=tokenizer, learning_rate=RATE, **saving)
+        made.train(resume_from_checkpoint=resume)
+        return made, ticks(made)
+
+    return run
+
+
+def test_it_holds_drift_as_the_application_does(held, base, text, tokenizer, make_batches):
+    """Drift, lambda and the norm of its gradient at every tick, and so the steps between."""
+    module = GraniteModule(
+        BaseConfig(base),
+        SettingsOfLora(4, 8.0),
+        OptimizerConfig(RATE, "constant", warmup_steps=0, gradient_clip=0.0),
+        PriorConfig(n_tokens=N),
+        STEPS,
+    )
+    module.configure_model()
+    begin = [factor.detach().clone() for factor in module.factors]
+    step, records = ROWS * WIDTH, []
+    sizes = anchor_tokens(step), steering_tokens(step * EVERY)
+    meter = DriftMeter(lambda *_: text, BUDGET, *sizes, padding_of(tokenizer))
+    law = build_controller(holding_drift(ControlConfig(every=EVERY), BUDGET, ()))
+    loop = ShannonControl(law, EVERY, Stopwatch(), records.append, drift=meter.plant)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    fit = L.Trainer(accelerator="cpu", max_epochs=1, callbacks=[meter, loop.stopwatch, loop], **quiet)
+    fit.fit(module, DataLoader(make_batches(STEPS), batch_size=None))
+    run, found = held(begin)
+    assert len(found) == len(records) == STEPS // EVERY
+    close = turned(STEPS, OF_SMALL)  # of norms and sums over numbers of which so many may differ
+    for name in ("drift_bpt", "drift", "drift_target", "lambda", "penalty_grad_norm", "data_grad_norm", "param_bpt"):
+        assert [tick[name] for tick in found] == pytest.approx([record[name] for record in records], rel=close), name
+    assert len({tick["lambda"] for tick in found}) > 3 and found[-1]["penalty_grad_norm"] > 0
+    last = run.state.log_history[-1]["scu/drift_held_out"]
+    assert last == pytest.approx(meter.read(fit, module).share, rel=close)
+
+
+def test_it_drifts_less_than_without_a_budget(held):
+    """With the same seed; at 99 % lambda falls to its lower bound, and then nothing is anchored."""
+    free, _ = held(max_drift="99%", lambda_init=1e-3, steps=24)
+    share = free.state.log_history[-1]["scu/drift_held_out"]
+    run, found = held(max_drift=share / 4, steps=24)
+    assert run.state.log_history[-1]["scu/drift_held_out"] < share / 2
+    assert all("s_target" not in tick and 0 < tick["s"] < 1 for tick in found)
+
+
+def test_a_resumed_run_holds_on_to_the_same_lambda(held, tmp_path):
+    """From a checkpoint between two ticks, after which every number of every tick is equal."""
+    _, whole = held()
+    place = str(tmp_path / "out" / "checkpoint-5")
+    (tmp_path / "text.jsonl").unlink()  # the run has its own
+    _, rest = held(resume=place)
+    assert rest == whole
+    (tmp_path / "out" / "general.jsonl").write_text("other")
+    with pytest.raises(ValueError, match=r"general.jsonl: is not the general text"):
+        held(resume=place)
+    with pytest.raises(ValueError, match="held was drift and is now S"):
+        held(resume=place, max_drift=None, target_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "words"),
+    [
+        ({"max_drift": 0.02, "target_s": 0.1}, ValueError, "max_drift 2%: .* target_s 0.1"),
+        ({"max_drift": 2}, ValueError, "max_drift .* 2%"),
+        ({"max_drift": [0.02]}, TypeError, "max_drift is"),
+        ({"max_drift": 0.02, "general_data": [3]}, TypeError, "general_data is"),
+        ({"max_drift": 0.02, "general_tokens": 3}, ValueError, "general_tokens"),
+    ],
+)
+def test_a_budget_that_cannot_be_held_is_refused(settings, kind, words):
+    with pytest.raises(kind, match=words):
+        ShannonCallback(**settings)
+
+
+def test_general_text_takes_a_tokenizer_and_lambda_some_ticks(examples, adapted, trainer, tokenizer):
+    for given, words in ((None, "processing_class"), (tokenizer, "max_drift: lambda moves")):
+        run = trainer(adapted(), examples(4), ShannonCallback(max_drift=0.02, n_tokens=N), tokenizer=given)
+        with pytest.raises(ValueError, match=words):
+            run.train()
