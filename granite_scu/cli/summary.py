@@ -106,8 +106,10 @@ def which_adapter(summary: dict[str, Any]) -> str:
         return "that of the last step: none was validated"
     if summary["best_val_step"] == summary["steps"]:
         return "that of the last step"
+    held = (summary.get("drift") or {}).get("budget") is not None
+    best = ", the best within the budget of drift or the nearest to it" if held else ""
     return (
-        f"that of step {summary['best_val_step']:,}; that of the last step has {summary['final_val_bpt']:.4f} "
+        f"that of step {summary['best_val_step']:,}{best}; that of the last step has {summary['final_val_bpt']:.4f} "
         f"bits/token in validation and is in {LAST_ADAPTER}/"
     )
 

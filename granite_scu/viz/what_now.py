@@ -333,7 +333,8 @@ def _which(run: Run) -> str:
 
 def _try(run: Run, found: Verdict) -> Iterator[Advice]:
     """What another run may do better."""
-    rate, longer = _rate(run), list(_length(run, found))
+    beyond = list(_beyond(run))
+    rate, longer = _rate(run), beyond or list(_length(run, found))
     if found.state == "useless" and rate:
         text = "It learned nothing that holds for other documents. A lower learning rate, or more text, may."
         yield Advice("Try a lower learning rate", text, _again(run, f"--learning-rate {short(min(rate / 3, 1e-3))}"))
@@ -345,6 +346,20 @@ def _try(run: Run, found: Verdict) -> Iterator[Advice]:
     if trouble := unsettled(run):
         command = _again(run, trouble.flags) if trouble.flags else ""
         yield Advice("Let S settle", f"The notes below say why it did not. {trouble.remedy}", command)
+
+
+def _beyond(run: Run) -> Iterator[Advice]:
+    """Where the last adapter validated better than the one that is kept, and had drifted too far."""
+    kept, last = (run.metrics.get(name) for name in ("best_val_bpt", "final_val_bpt"))
+    tokens = part(run.settings, "drift").get("general_tokens")
+    if not (run.holds_drift and is_number(kept) and is_number(last) and last < (1 - _MATTERS) * kept):
+        return
+    text = (
+        f"The last adapter validated better ({last:.3f} bits per token, the kept one {kept:.3f}), but drifted beyond "
+        "the budget on general text that the loop did not see. More of it has the loop see more; or raise --max-drift."
+    )
+    more = f"--general-tokens {2 * tokens}" if isinstance(tokens, int) else ""
+    yield Advice("Give the loop more general text", text, _again(run, more))
 
 
 def _length(run: Run, found: Verdict) -> Iterator[Advice]:

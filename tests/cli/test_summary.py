@@ -94,6 +94,8 @@ def test_the_summary_claims_a_setpoint_only_where_s_came_to_it(sights, s_ema, wo
 )
 def test_the_summary_says_which_steps_adapter_was_left(step, words):
     assert which_adapter({"best_val_step": step, "steps": 100, "final_val_bpt": 5.25}) == words
+    held = {"drift": {"budget": 0.02}, "best_val_step": 80, "steps": 100, "final_val_bpt": 5.25}
+    assert "the best within the budget of drift" in which_adapter(held)
 
 
 def test_the_summary_says_what_was_gained_and_how_to_continue(tmp_path):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from folders import METRICS, record, rising, settings, write_run
+from folders import METRICS, holding, record, rising, settings, write_run
 
 from granite_scu.evaluation.answer_score import wilson
 from granite_scu.viz.run_folder import read_run
@@ -194,6 +194,18 @@ def test_a_run_that_lost_what_the_base_knew_is_neither_better_nor_to_be_longer(t
     assert "better" not in lower.text + held.text + str(verdict(metrics, 1e-3))
     again = advice(tmp_path / "again", validations=values, metrics=metrics | moved(0.018, 0.02))
     assert again["Or hold what it knew"].command.endswith("again-2 --max-drift 1%")
+
+
+@pytest.mark.parametrize(("last", "said"), [(5.0, True), (5.95, False)])
+def test_where_a_better_adapter_was_beyond_the_budget_more_general_text_is_named(tmp_path, last, said):
+    metrics = METRICS | moved(0.012, 0.02) | {"best_val_step": 100, "best_val_bpt": 5.9, "final_val_bpt": last}
+    asked = settings(drift={"max_drift": 0.02, "general_tokens": 2048})
+    folder = write_run(tmp_path / "demo", holding(), {"controller": "pi"}, asked, [(100, 5.9, 0.012)], metrics)
+    found = {each.title: each for each in what_now(read_run(folder))}
+    assert ("Give the loop more general text" in found) == said
+    if said:
+        assert found["Give the loop more general text"].command.endswith("--general-tokens 4096")
+        assert "Train longer" not in found
 
 
 def test_after_chats_the_adapter_is_tried_in_a_chat(tmp_path):
