@@ -313,6 +313,9 @@ class ShannonCallback(TrainerCallback, ExportableState):
         tokenizer = getattr(processing_class, "tokenizer", processing_class)
         if tokenizer is None:
             raise ValueError("max_drift: general text takes the tokenizer; give the trainer processing_class=tokenizer")
+        if args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise ValueError("max_drift: reentrant checkpointing lets no gradient through but the trainer's; set "
+                             'gradient_checkpointing_kwargs={"use_reentrant": False}')  # fmt: skip
         saved, path = self._saved(state), Path(args.output_dir) / GENERAL
         self._tokens_per_step = saved.get("tokens_per_step") or tokens_per_step(loader, args)
         with _of_arguments():

@@ -218,8 +218,7 @@ class GeneralPart:
         trained, rows = self._trained, self._batches[step % len(self._batches)]
         unit, factors = trained.unit(), trained.factors
         with without_dropout(trained.language_model), not_compiled(), torch.enable_grad(), trained.precision():
-            # Experts that no token was sent to have no part in it.
-            gradients = torch.autograd.grad(self._nats(rows) * unit, factors, materialize_grads=True)
+            gradients = torch.autograd.grad(self._nats(rows) * unit, factors)
         flat = torch.cat([gradient.flatten() for gradient in gradients]) / (unit * rows.tokens)
         parts = trained.reduce(flat).split([factor.numel() for factor in factors])
         return [part.view_as(factor) for part, factor in zip(parts, factors, strict=True)]

@@ -150,8 +150,13 @@ def test_a_budget_that_cannot_be_held_is_refused(settings, kind, words):
         ShannonCallback(**settings)
 
 
-def test_general_text_takes_a_tokenizer_and_lambda_some_ticks(examples, adapted, trainer, tokenizer):
-    for given, words in ((None, "processing_class"), (tokenizer, "max_drift: lambda moves")):
-        run = trainer(adapted(), examples(4), ShannonCallback(max_drift=0.02, n_tokens=N), tokenizer=given)
+def test_what_the_run_lacks_is_said_before_the_first_step(examples, adapted, trainer, tokenizer):
+    reentrant = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    for given, more, words in (
+        (None, {}, "processing_class"),
+        (tokenizer, {}, "max_drift: lambda moves"),
+        (tokenizer, reentrant, "max_drift: reentrant"),
+    ):
+        run = trainer(adapted(), examples(4), ShannonCallback(max_drift=0.02, n_tokens=N), tokenizer=given, **more)
         with pytest.raises(ValueError, match=words):
             run.train()
