@@ -308,7 +308,7 @@ def _foreign(folder: Path) -> Iterator[Path]:
     for entry in sorted(folder.iterdir()):
         if not _is_ours(entry):
             yield entry
-        elif entry.is_dir() and not entry.is_symlink():
+        elif entry.is_dir() and not entry.is_symlink() and not UNFINISHED.fullmatch(entry.name):
             of_a_run = entry.name in ("excitation", "verification") or _is_aside(entry)
             yield from _foreign(entry) if of_a_run else _foreign_inside(entry)
 
@@ -317,7 +317,8 @@ def _foreign_inside(folder: Path) -> Iterator[Path]:
     for entry in sorted(folder.rglob("*")):
         if folder.name == "logs" and entry.relative_to(folder).parts[0] in LOGGERS:
             continue  # files of a library, which names them as it likes
-        if not (_INSIDE.fullmatch(entry.name) or UNFINISHED.fullmatch(entry.name)):
+        unfinished = any(UNFINISHED.fullmatch(part) for part in entry.relative_to(folder).parts)
+        if not (unfinished or _INSIDE.fullmatch(entry.name)):
             yield entry
 
 

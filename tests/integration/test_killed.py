@@ -185,9 +185,9 @@ def test_a_run_that_had_stopped_before_its_last_step_takes_none_more(cut, stop):
 @pytest.mark.parametrize("error", [killing.FULL, killing.BROKEN, killing.READ_ONLY])
 def test_a_write_that_fails_ends_the_run_and_loses_nothing(whole, cut, error):
     rng = random.Random(f"disk {error}")
-    codes = [cut.run(FLAGS, at_change(cut.folder, rng.randint(15, 50), killing.fail_with(error)))]
+    codes = [cut.run(FLAGS, at_change(cut.folder, rng.randint(15, 35), killing.fail_with(error)))]
     while codes[-1] == 1 and len(codes) < 3:
-        codes.append(cut.run(FLAGS, at_change(cut.folder, rng.randint(15, 50), killing.fail_with(error))))
+        codes.append(cut.run(FLAGS, at_change(cut.folder, rng.randint(15, 35), killing.fail_with(error))))
     assert 1 in codes and set(codes) <= {0, 1}  # what cannot be tidied up stops no run
     assert cut.log.read_text().count(f"{os.strerror(error)}; ") == codes.count(1)
     assert "Traceback" not in cut.log.read_text()

@@ -107,7 +107,7 @@ def test_inspect_and_plan_count_what_plain_transformers_counts(typed, model, cha
         assert sum(found[part]["documents"] for part in parts) == 90
         assert sum(found[part]["supervised_tokens"] for part in parts) == 3 * learned
     assert planned["parameters"].startswith("134,515,008 frozen parameters")  # a tied head is counted once
-    assert planned["steps"] == 5 * math.ceil(planned["data"]["train"]["blocks"] / 4)
+    assert planned["steps"] == math.ceil(5 * planned["data"]["train"]["blocks"] / 4)  # five passes are complete
 
 
 def test_what_was_taught_is_answered_and_the_turn_ends(adapted, tokenizer):

@@ -100,6 +100,10 @@ def test_what_no_run_has_written_is_neither_replaced_nor_cleared(folder):
         (folder.path / inside / "mine.txt").write_text("mine")
         assert f"holds {inside}/mine.txt, which no run has written" in refusal(folder, overwrite=True)
         (folder.path / inside / "mine.txt").unlink()
+    for unfinished in (".new.77.tmp", "final/.new.77.tmp"):  # that a killed run leaves
+        (folder.path / unfinished).mkdir(parents=True)
+        (folder.path / unfinished / "tokenizer.json").write_text("half")
+    folder.check(overwrite=True, resuming=False)
     (folder.path / "notes.txt").write_text("mine")
     folder.clear()
     assert contents(folder.path) == ["notes.txt"]
