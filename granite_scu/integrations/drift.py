@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -128,7 +129,7 @@ def trained_by(
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     process = args.process_index, args.world_size
-    return Trained(base, adapter.trained, adapter.at_start, precision, reduce, process, unit)
+    return Trained(base, adapter.trained, adapter.at_start, precision, partial(reduce, reduction="sum"), process, unit)
 
 
 def tokens_per_step(loader: DataLoader, args: TrainingArguments) -> int:
