@@ -8,10 +8,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
+from granite_scu.config.settings import TINY_MODEL
 from granite_scu.integrations.transformers import ShannonCallback
+from granite_scu.model.loading import load_tokenizer
 
 
-def main(model: str, rows: str, folder: str, batch: str) -> None:
+def main(model: str, rows: str, folder: str, batch: str, general: str = "") -> None:
     examples = [{name: torch.tensor(row[name]) for name in row} for row in json.loads(Path(rows).read_text())]
     torch.manual_seed(0)
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(r=4, target_modules="all-linear"))
@@ -29,8 +31,10 @@ def main(model: str, rows: str, folder: str, batch: str) -> None:
         disable_tqdm=True,
         save_strategy="no",
     )
-    callback = ShannonCallback(held_out=examples[:8], control_every=2, gradient_clip=0.2)
-    trainer = Trainer(adapted, args, train_dataset=examples, callbacks=[callback])
+    held = {"max_drift": 0.002, "general_data": [general]} if general else {"held_out": examples[:8]}
+    callback = ShannonCallback(control_every=2, gradient_clip=0.2, **held)
+    tokenizer = load_tokenizer(TINY_MODEL)
+    trainer = Trainer(adapted, args, train_dataset=examples, callbacks=[callback], processing_class=tokenizer)
     trainer.train()
     ticks = [record for record in trainer.state.log_history if "scu/s" in record]
     Path(folder, f"{args.process_index}.json").write_text(json.dumps(ticks))
