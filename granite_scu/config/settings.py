@@ -567,7 +567,7 @@ def holding_drift(control: ControlConfig, budget: float, given: Collection[str])
         given: names of the fields that the user gave.
     """
     usual = {"lambda_init": 1.0, "lambda_min": 1e-3, "lambda_max": 1e3}
-    own = {name: value for name, value in usual.items() if name not in given}
+    own: dict[str, Any] = {name: value for name, value in usual.items() if name not in given}
     return replace(control, controller="pi", target_s=budget / (1 + budget), **own)
 
 

@@ -47,7 +47,8 @@ def _find(run: PreparedRun, module: GraniteModule) -> GeneralText:
     if run.machine.sharded:
         raise UserError("--general-data auto: with --fsdp no process has all of the weights, which writing takes; "
                         "give files of text or chats by --general-data")  # fmt: skip
-    base = base_digest.record(run.request.base.name)
+    # Of an adapter to start from the base's files say nothing: what is written with it is not kept for others.
+    base = None if run.start else base_digest.record(run.request.base.name)
     return general_writing.general_text(
         module.language_model, run.tokenizer, asked.general_tokens, seed, run.console, base
     )
