@@ -539,12 +539,15 @@ class DriftConfig:
 
 
 def check_budget(drift: DriftConfig, control: ControlConfig, run: "RunConfig") -> None:
-    """Refuse a budget of drift beside what holds something else.
+    """Refuse a budget of drift beside what holds something else, and general text that no budget has use for.
 
     Raises:
-        UserError: another setpoint, law or way to act, or a stop that waits for S.
+        UserError: another setpoint, law or way to act, a stop that waits for S, or general text and no budget.
     """
     if not isinstance(drift.max_drift, float):
+        alone = "is read for a budget of drift alone; add one, such as --max-drift 2%, or leave it out"
+        _check(not drift.general_files, "--general-data", " ".join(drift.general_files), alone)
+        _check(drift.general_tokens == DriftConfig.general_tokens, "--general-tokens", drift.general_tokens, alone)
         return
     for flag, value, usual in (
         ("--target-s", control.target_s, "auto"),
@@ -584,8 +587,8 @@ def check_drift(every: int, steps: int) -> None:
     if (ticks := math.ceil(steps / every)) < LEAST_DRIFT_TICKS:
         denser = f"set --control-every to at most {steps // LEAST_DRIFT_TICKS}, or " if steps >= 3 else ""
         raise UserError(
-            f"--max-drift: lambda moves at every {every} optimizer steps (--control-every), and the run has {steps}, "
-            f"which is {ticks}; {denser}train for longer (--num-epochs, or --max-steps)"
+            f"--max-drift: the run measures drift {ticks} times (its steps, {steps}, by --control-every {every}), and "
+            f"needs {LEAST_DRIFT_TICKS}; {denser}train for longer (--num-epochs, or --max-steps)"
         )
 
 

@@ -133,6 +133,12 @@ def test_a_budget_of_drift_goes_with_nothing_else_that_is_held_and_its_text_is_t
     assert words in refusal("--output-dir", str(tmp_path), "--accelerator", "cpu", "--max-drift", "2%", *given)
 
 
+@pytest.mark.parametrize("given", [["--general-data", __file__], ["--general-tokens", "4096"]])
+def test_general_text_without_a_budget_of_drift_is_refused_and_not_ignored(tmp_path, given):
+    words = refusal("--output-dir", str(tmp_path), "--accelerator", "cpu", *given)
+    assert words.startswith(f"{given[0]} ") and "--max-drift" in words
+
+
 def test_a_rank_that_is_no_number_is_named(monkeypatch):
     monkeypatch.setenv("RANK", "x")
     assert refusal() == "RANK=x: must be a whole number, as torchrun and SLURM set it; unset it"
