@@ -132,7 +132,7 @@ def test_a_resumed_run_holds_on_to_the_same_lambda(held, tmp_path):
     with pytest.raises(ValueError, match=r"general.jsonl: is not the general text"):
         held(resume=place)
     with pytest.raises(ValueError, match="held was drift and is now S"):
-        held(resume=place, max_drift=None, target_s=0.1)
+        held(resume=place, max_drift=None, general_data="auto", target_s=0.1)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +143,7 @@ def test_a_resumed_run_holds_on_to_the_same_lambda(held, tmp_path):
         ({"max_drift": [0.02]}, TypeError, "max_drift is"),
         ({"max_drift": 0.02, "general_data": [3]}, TypeError, "general_data is"),
         ({"max_drift": 0.02, "general_tokens": 3}, ValueError, "general_tokens"),
+        ({"general_data": ["chats.jsonl"]}, ValueError, "general_data chats.jsonl: .*max_drift"),
     ],
 )
 def test_a_budget_that_cannot_be_held_is_refused(settings, kind, words):
@@ -154,7 +155,7 @@ def test_what_the_run_lacks_is_said_before_the_first_step(examples, adapted, tra
     reentrant = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
     for given, more, words in (
         (None, {}, "processing_class"),
-        (tokenizer, {}, "max_drift: lambda moves"),
+        (tokenizer, {}, "max_drift: .*control_every"),
         (tokenizer, reentrant, "max_drift: reentrant"),
     ):
         run = trainer(adapted(), examples(4), ShannonCallback(max_drift=0.02, n_tokens=N), tokenizer=given, **more)
