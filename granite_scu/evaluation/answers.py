@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.encoding import Stream
 from granite_scu.evaluation.answer_score import RULE, AnswerScore, score_answer, totals, wilson
 from granite_scu.model.adapters import Switch
+
+T = TypeVar("T")
 
 BATCH = 8
 """Questions that are answered at the same time. On a CPU more are no faster; on a GPU thirty take seconds anyway."""
@@ -186,16 +188,24 @@ def ask(
 
 def batches_of(questions: Sequence[Question]) -> Iterator[Sequence[Question]]:
     """The questions in their order, as many at a time as ``BATCH`` and ``MOST_TOKENS`` allow; one at the least."""
-    batch: list[Question] = []
-    for question in questions:
-        wider = [*batch, question]
-        longest = max(len(each.tokens) for each in wider) + most_new(wider)
-        if batch and (len(wider) > BATCH or longest * len(wider) > MOST_TOKENS):
-            yield batch
-            wider = [question]
-        batch = wider
-    if batch:
-        yield batch
+
+    def fits(batch: Sequence[Question]) -> bool:
+        longest = max(len(each.tokens) for each in batch) + most_new(batch)
+        return len(batch) <= BATCH and longest * len(batch) <= MOST_TOKENS
+
+    return grouped(questions, fits)
+
+
+def grouped(items: Iterable[T], fits: Callable[[Sequence[T]], bool]) -> Iterator[Sequence[T]]:
+    """The items in their order, as many at a time as ``fits`` allows; one at the least."""
+    group: list[T] = []
+    for item in items:
+        if group and not fits([*group, item]):
+            yield group
+            group = []
+        group = [*group, item]
+    if group:
+        yield group
 
 
 def most_new(batch: Sequence[Question]) -> int:

@@ -21,6 +21,7 @@ from granite_scu.config.settings import IGNORED, DataConfig
 from granite_scu.data.sources import read as sources
 from granite_scu.data.tokens import corpus, templates
 from granite_scu.data.tokens.encoding import Stream, backend_of
+from granite_scu.evaluation.answers import grouped
 from granite_scu.storage.atomic import replacing
 
 AUTO = "auto"
@@ -262,19 +263,8 @@ def batches(documents: Sequence[Document], tokens: int, padding: int) -> list[di
         ``input_ids`` and ``labels``, (rows, time) int64 each: a row a document, padded at its end to a multiple of 16;
         labels are shifted, and ``IGNORED`` where they are not counted.
     """
-    return [_batch(rows, padding) for rows in _rows(documents, tokens)]
-
-
-def _rows(documents: Sequence[Document], tokens: int) -> Iterator[list[Document]]:
-    rows: list[Document] = []
-    for document in documents:
-        wider = [*rows, document]
-        if rows and len(wider) * _width(wider) > tokens:
-            yield rows
-            wider = [document]
-        rows = wider
-    if rows:
-        yield rows
+    fitting = grouped(documents, lambda rows: len(rows) * _width(rows) <= tokens)
+    return [_batch(rows, padding) for rows in fitting]
 
 
 def _width(rows: Sequence[Document]) -> int:
