@@ -38,6 +38,7 @@ class Parser(argparse.ArgumentParser):
             settings["description"] = f"{description}\n\nexamples:\n{lines}"
             settings["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(**{"allow_abbrev": False, **settings})
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # a value too where it has a unit, as -1%
         self._commonest = {"--help", "--help-all", *commonest} if commonest else set()
         shown = "show every flag" if full_help or commonest else argparse.SUPPRESS
         self.add_argument("--help-all", action=_Show, text=full_help or self.format_help, help=shown)

@@ -520,6 +520,7 @@ class DriftConfig:
         _read_shares(self, max_drift="--max-drift")
         if self.max_drift is not None:
             budget = float(self.max_drift)
+            given = given if isinstance(given, str) else f"{given:g}"
             has_unit = "%" in str(given) or budget < 1
             _check(has_unit, "--max-drift", given, f"give the unit, as {budget:g}% of the base's bits")
             remedy = "must be more than 0% and less than 100% of the base's bits"

@@ -53,6 +53,12 @@ KNOWS_CHATS = 1 / 8
 REMEDY = "give general text of your own by --general-data FILE"
 
 
+def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a chat template by which the base model cannot write a question. Raises UserError."""
+    if tokenizer.chat_template:
+        _form(tokenizer)
+
+
 def general_text(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,

@@ -21,7 +21,16 @@ from granite_scu.evaluation.general_text import GeneralText, batches
 from granite_scu.integrations.adapter import Adapter
 from granite_scu.integrations.loss_meter import LossMeter
 from granite_scu.model import base_digest
-from granite_scu.model.drift import READ_AT_ONCE, Drift, GeneralPart, Trained, Turns, anchor_tokens, steering_tokens
+from granite_scu.model.drift import (
+    READ_AT_ONCE,
+    Drift,
+    GeneralPart,
+    Trained,
+    Turns,
+    anchor_tokens,
+    check_noise,
+    steering_tokens,
+)
 from granite_scu.model.modes import evaluation_mode
 
 USUAL_TOKENS = 4096
@@ -40,6 +49,7 @@ class HeldDrift:
         padding: token id.
         tokens_per_step: positions that an optimizer step trains on.
         every: optimizer steps between ticks.
+        budget: the largest share of drift.
         state: of ``state`` before a checkpoint; None where training begins.
     """
 
@@ -50,6 +60,7 @@ class HeldDrift:
         padding: int,
         tokens_per_step: int,
         every: int,
+        budget: float,
         state: dict | None = None,
     ) -> None:
         parts, read = text.parts(), steering_tokens(tokens_per_step * every)
@@ -60,6 +71,8 @@ class HeldDrift:
         self._turns = Turns()
         if state:
             self._turns.load_state_dict(state)
+        else:
+            check_noise(self._steering, budget)
 
     def measurement(self, of_s: Measurement) -> Measurement:
         """What the law sees in the place of a tick's measurement of S."""

@@ -332,8 +332,9 @@ class ShannonCallback(TrainerCallback, ExportableState):
                     path.parent.mkdir(parents=True, exist_ok=True)
                     text.write(path, tokenizer)
                     self._general = manifest.sha256(path)
-        turns = saved.get("loop", {}).get("drift")
-        return HeldDrift(trained, text, padding_of(tokenizer), self._tokens_per_step, self._config.every, turns)
+            budget, turns = float(self._drift.max_drift or 0), saved.get("loop", {}).get("drift")
+            sizes = self._tokens_per_step, self._config.every
+            return HeldDrift(trained, text, padding_of(tokenizer), *sizes, budget, turns)
 
     # The rest
 

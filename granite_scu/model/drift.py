@@ -1,5 +1,6 @@
 """Drift on general text, KL(model as training began || now): how large it is, and the gradient that holds it."""
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -9,9 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED
 from granite_scu.control import Measurement
 from granite_scu.control.laws.base import Output
+from granite_scu.control.units import per_cent
 from granite_scu.model import kl_divergence
 from granite_scu.model.description_length import bits, information_ratio
 from granite_scu.model.loss import summed_nats
@@ -29,6 +32,11 @@ LEAST_READ = 512
 
 MARGIN = 1.1
 """Times the budget of drift: what a loop that holds it well stays within."""
+
+NOISY = 0.1
+"""Share of the budget that two readings of one model may differ by before it is said."""
+
+_log = logging.getLogger(__name__)
 
 
 class Drift(NamedTuple):
@@ -222,6 +230,27 @@ class GeneralPart:
         flat = torch.cat([gradient.flatten() for gradient in gradients]) / (unit * rows.tokens)
         parts = trained.reduce(flat).split([factor.numel() for factor in factors])
         return [part.view_as(factor) for part, factor in zip(parts, factors, strict=True)]
+
+
+def check_noise(part: GeneralPart, budget: float) -> None:
+    """Refuse a budget that is below what two readings of the same model differ by. For a model that has not moved yet.
+
+    Exact kernels read the same bits twice; some add in any order, as those of experts do.
+
+    Args:
+        part: of the general text.
+        budget: the largest share of drift that is asked for.
+
+    Raises:
+        UserError: drift of the model from itself is more than that.
+    """
+    noise = abs(part.read().share)
+    words = f"--max-drift {per_cent(budget)}: two readings of the same model differ by {per_cent(noise)}"
+    if not noise <= budget:
+        raise UserError(f"{words}, so that nothing can hold it; give ten times that, or train in fp32, without "
+                        "4-bit weights")  # fmt: skip
+    if noise > NOISY * budget:
+        _log.warning("%s, which is noise in what is held; fp32 without 4-bit weights has less", words)
 
 
 def anchoring(output: Output, initial_strength: float) -> float:

@@ -1,8 +1,11 @@
 """The general text of a run: written by its base model, read from the user's files, or as the run had it before."""
 
 import lightning as L
+from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import RunFailed, UserError
+from granite_scu.config.request import Request
+from granite_scu.data.datamodule import TextDataModule
 from granite_scu.evaluation import general_text, general_writing
 from granite_scu.evaluation.general_text import GeneralText
 from granite_scu.model import base_digest
@@ -11,6 +14,44 @@ from granite_scu.storage.run_folder import GENERAL
 from granite_scu.training.drift import as_it_began
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun
+from granite_scu.training.resume import Resume
+
+
+def read(
+    request: Request,
+    resume: Resume | None,
+    data: TextDataModule,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: int | None,
+    sharded: bool,
+) -> GeneralText | None:
+    """The general text of a run that holds drift, before its model is loaded; None where the base model is to write it.
+
+    Args:
+        request: what is asked for.
+        resume: the checkpoint that the run continues from: it has the text that it had before.
+        data: that is trained on.
+        tokenizer: of the model, with the chat template in use.
+        rows: of the model's embedding; None where nobody knows.
+        sharded: whether no process has all of the weights.
+
+    Raises:
+        UserError: the text cannot be read, is too short or of another template, or the model cannot write one.
+    """
+    asked, kept = request.drift, resume and resume.path.parent / GENERAL
+    if kept and kept.is_file():
+        return general_text.read(kept, tokenizer, rows)
+    if files := asked.general_files:
+        division = getattr(data, "division", None)  # a stream has none
+        trained_on = division and division.trained_on
+        return general_text.of_files(
+            files, request.data, tokenizer, asked.general_tokens, request.seed, rows=rows, trained_on=trained_on
+        )
+    if sharded:
+        raise UserError("--general-data auto: with --fsdp no process has all of the weights, which writing takes; "
+                        "give files of text or chats by --general-data")  # fmt: skip
+    general_writing.check_template(tokenizer)
+    return None
 
 
 def obtain(run: PreparedRun, trainer: L.Trainer, module: GraniteModule) -> GeneralText:
@@ -34,21 +75,10 @@ def obtain(run: PreparedRun, trainer: L.Trainer, module: GraniteModule) -> Gener
 
 
 def _find(run: PreparedRun, module: GraniteModule) -> GeneralText:
-    asked, seed = run.request.drift, run.request.seed
-    rows = len(module.language_model.get_input_embeddings().weight)
-    kept = run.resume and run.resume.path.parent / GENERAL
-    if kept and kept.is_file():
-        return general_text.read(kept, run.tokenizer, rows)
-    if files := asked.general_files:
-        tokens, division = asked.general_tokens, getattr(run.data, "division", None)  # a stream has none
-        return general_text.of_files(
-            files, run.request.data, run.tokenizer, tokens, seed, rows=rows, trained_on=division and division.trained_on
-        )
-    if run.machine.sharded:
-        raise UserError("--general-data auto: with --fsdp no process has all of the weights, which writing takes; "
-                        "give files of text or chats by --general-data")  # fmt: skip
+    if run.general:
+        return run.general
     # Of an adapter to start from the base's files say nothing: what is written with it is not kept for others.
     base = None if run.start else base_digest.record(run.request.base.name)
     return general_writing.general_text(
-        module.language_model, run.tokenizer, asked.general_tokens, seed, run.console, base
+        module.language_model, run.tokenizer, run.request.drift.general_tokens, run.request.seed, run.console, base
     )

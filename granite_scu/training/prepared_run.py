@@ -13,6 +13,7 @@ from granite_scu.config.settings import DEFAULT_STEPS, RunConfig
 from granite_scu.control.diagnostics.ceiling import ceiling
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.tokens import templates
+from granite_scu.evaluation.general_text import GeneralText
 from granite_scu.hardware.machine import Machine
 from granite_scu.model.flops import Size
 from granite_scu.model.initial_adapter import InitialAdapter
@@ -70,6 +71,7 @@ class PreparedRun:
         size: parameters, adapted layers and operations of the model.
         growth: G of ``control.diagnostics.ceiling``; None where the measure does not start at zero.
         controller: sets lambda.
+        general: the general text that drift is held on; None where none is, or the base model writes it.
         chosen: settings that nobody gave and the data decided, a line each with why.
     """
 
@@ -85,6 +87,7 @@ class PreparedRun:
     size: Size
     growth: float | None
     controller: control.Controller
+    general: GeneralText | None
     chosen: list[str]
 
     @property

@@ -175,9 +175,11 @@ def prepare(
     # The law of lambda.
     every = intervals_of(request.run, length.steps).validation
     check_length(request.control, request.run, request.data.stream, length.steps, every)
+    general = None
     if request.drift.max_drift:
         check_drift(request.control.every, length.steps)
         controller = drift_law(request)
+        general = general_data.read(request, resume, data, tokenizer, loading.rows_of(config), machine.sharded)
     controller = controller or build_controller(request.control, length.steps)
     if controller.needs_slopes:
         check_slopes(request.control.every, length.steps)
@@ -196,6 +198,7 @@ def prepare(
         size=size,
         growth=growth if request.control.measure == "delta" else None,  # factors are not zero at the start
         controller=controller,
+        general=general,
         chosen=chosen,
     )
 

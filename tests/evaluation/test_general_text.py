@@ -94,14 +94,6 @@ def test_what_was_written_is_read_again(tmp_path, tokenizer):
         read(file, tokenizer)
 
 
-def test_too_little_text_for_a_batch_of_each_part_is_refused(tmp_path, tokenizer):
-    """Sixty answers of some ten tokens: a quarter of a hundred tokens fills no batch."""
-    with pytest.raises(UserError, match=r"--general-data .*few.jsonl: 8 texts .* too few"):
-        of_files([jsonl(tmp_path / "few.jsonl", CHATS[:8])], DataConfig(), tokenizer, 1000, 0)
-    with pytest.raises(UserError, match=r"--general-data .*none.jsonl: no such file"):
-        of_files([str(tmp_path / "none.jsonl")], DataConfig(), tokenizer, 1000, 0)
-
-
 def test_texts_that_are_trained_on_are_counted_in_a_warning(tmp_path, tokenizer, caplog):
     file = jsonl(tmp_path / "texts.jsonl", [{"text": f"{text}\n"} for text in TEXTS])
     trained_on = np.array([Text("", f"{text} \n").bare for text in TEXTS[:7]] + [5], np.uint64)

@@ -14,7 +14,7 @@ from granite_scu.config.settings import TINY_MODEL
 from granite_scu.data.tokens.templates import with_template
 from granite_scu.evaluation import general_writing
 from granite_scu.evaluation.general_text import GeneralText
-from granite_scu.evaluation.general_writing import general_text, write
+from granite_scu.evaluation.general_writing import check_template, general_text, write
 from granite_scu.model.loading import load_tokenizer
 
 CONSOLE = Console(quiet=True)
@@ -125,9 +125,9 @@ def test_it_is_written_once_for_a_base_and_again_for_another_length_or_a_damaged
         ("{{ raise_exception('no') }}", "--general-data auto: the chat template refuses"),
     ],
 )
-def test_a_template_that_ends_no_turn_is_refused(talker, tokenizer, template, words):
+def test_a_template_that_ends_no_turn_is_refused(tokenizer, template, words):
     with pytest.raises(UserError, match=words):
-        write(talker, with_template(tokenizer, template), 1024, 0, CONSOLE)
+        check_template(with_template(tokenizer, template))
 
 
 def test_a_base_that_repeats_itself_is_refused_in_the_end(talker, tokenizer):

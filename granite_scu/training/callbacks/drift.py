@@ -9,7 +9,7 @@ import lightning as L
 from granite_scu.control import Measurement
 from granite_scu.control.units import per_cent
 from granite_scu.evaluation.general_text import GeneralText, batches
-from granite_scu.model.drift import MARGIN, READ_AT_ONCE, Drift, GeneralPart, Turns
+from granite_scu.model.drift import MARGIN, READ_AT_ONCE, Drift, GeneralPart, Turns, check_noise
 from granite_scu.training.drift import trained
 from granite_scu.training.module import GraniteModule
 
@@ -54,6 +54,8 @@ class DriftMeter(L.Callback):
         self.held_out = GeneralPart(model, batches(parts.held_out, READ_AT_ONCE, self.padding))
         if self.budget is not None:
             self.steering = GeneralPart(model, batches(parts.steering, self.steering_tokens, self.padding))
+            if trainer.global_step == 0:
+                check_noise(self.steering, self.budget)
             anchor = GeneralPart(model, batches(parts.anchor, self.anchor_tokens, self.padding))
             module.drift_gradient = anchor.gradient
 

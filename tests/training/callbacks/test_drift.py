@@ -1,17 +1,20 @@
 """The loop on drift: real runs of a small model that hold a budget on general text, and what is told of them."""
 
 import logging
+from contextlib import nullcontext
 
 import lightning as L
 import pytest
 import torch
 
+from granite_scu.config.errors import UserError
 from granite_scu.control import PI, Measurement
-from granite_scu.evaluation.general_text import Document, GeneralText
+from granite_scu.evaluation.general_text import Document, GeneralText, batches
 from granite_scu.model.drift import Drift, GeneralPart
 from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.drift import trained as trained_model
 
 FAST = {"learning_rate": 1e-2}
 
@@ -102,3 +105,26 @@ def test_the_summary_says_whether_the_budget_was_held_and_what_was_in_the_way(sh
     assert (found["budget"], found["share"], found["within"]) == (0.02, pytest.approx(share), within)
     assert (found["bpt"], found["base_bpt"], found["tokens"], found["lambda"]) == (3 * share, 3.0, 100, last["lambda"])
     assert all(word in caplog.text for word in words) and bool(words) == bool(caplog.text)
+
+
+@pytest.mark.parametrize("times", [0.5, 5, 50])
+def test_a_budget_that_two_readings_of_the_same_model_differ_by_is_refused(
+    make_module, make_batches, fit, caplog, times
+):
+    """The model's last layer adds some at random, as kernels do whose order of summing is not fixed."""
+    generator = torch.Generator().manual_seed(3)
+
+    class Noisy(L.Callback):
+        """Takes the place of one of the run's own: it tells what the noise is."""
+
+        def on_train_start(self, trainer, module):
+            layer = module.language_model.model.norm
+            layer.register_forward_hook(lambda *a: a[-1] + 0.05 * torch.randn(a[-1].shape, generator=generator))
+            part = GeneralPart(trained_model(module), batches(general_text().documents, 2048, 0))
+            meter.budget = times * part.read().share
+
+    meter = DriftMeter(lambda *_: general_text(), 0.02, 32, 32, 0)
+    raised = pytest.raises(UserError, match="differ by") if times < 1 else nullcontext()
+    with caplog.at_level(logging.WARNING, "granite_scu"), raised:
+        fit(make_module(), make_batches(1), callbacks=[Noisy(), meter])
+    assert ("noise in what is held" in caplog.text) == (times == 5)
