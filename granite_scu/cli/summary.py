@@ -114,9 +114,12 @@ def which_adapter(summary: dict[str, Any]) -> str:
     )
 
 
-def _s(summary: dict[str, Any]) -> str:
+def _s(summary: dict[str, Any]) -> str | None:
+    """S, and what it was to be; None where it was not measured, and was to be nothing."""
     smoothed, target = summary["s_ema"], summary["s_target"]
     found = summary.get("s") if smoothed is None else smoothed
+    if found is None and target is None:
+        return None
     measured = "not measured" if found is None else per_cent(found)
     return measured if target is None else f"{measured}; S* = {per_cent(target)}"
 

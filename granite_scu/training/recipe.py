@@ -337,14 +337,14 @@ def _assemble(
     used = asdict(run.request.base) | asdict(run.request.data) | {"precision": run.machine.precision}
     utilisation = UtilisationWatch(asked.expected_mfu, used) if asked.expected_mfu else None
     equilibrium = EquilibriumStop(Equilibrium(setpoint, window), every) if window else None
-    listeners = [listener for listener in (reachability, equilibrium, utilisation, line) if listener]
+    drift = _drift(run)
+    listeners = [listener for listener in (reachability, drift, equilibrium, utilisation, line) if listener]
     # What measures, steers and keeps.
-    stopwatch, monitor, drift, budget = Stopwatch(), _monitor(run), _drift(run), run.request.drift.max_drift
-    best = BestAdapter(run.folder.path / BEST_ADAPTER, budget, drift.share if drift and budget else None)
+    stopwatch, monitor = Stopwatch(), _monitor(run)
+    best = BestAdapter(run.folder.path / BEST_ADAPTER, drift and drift.budget, drift and drift.share)
     slopes = SlopeSensor() if run.controller.needs_slopes else None
-    plant = drift.plant if drift and budget else None
     record = run.folder.append_history
-    scu = ShannonControl(run.controller, every, stopwatch, record, monitor, listeners, slopes, plant)
+    scu = ShannonControl(run.controller, every, stopwatch, record, monitor, listeners, slopes, drift and drift.plant)
     savings = Savings(scu.set_benefit, stopwatch) if run.request.control.controller == "cascade" else None
     validates = run.intervals.validation if run.data.holds_out("validation") else None
     checkpoints = Checkpoints(run.folder, run.intervals.checkpoint, validates, asked.keep, stopwatch, course)
@@ -380,13 +380,14 @@ def _samples(run: PreparedRun, final: FinalScore, line: ProgressLine) -> Samples
 
 
 def _drift(run: PreparedRun) -> DriftMeter | None:
-    """What measures drift; None where nobody asked for it."""
+    """What measures drift; None where none is held."""
     asked = run.request.drift
     if asked.max_drift is None:
         return None
     step, every = run.length.tokens_per_step, run.request.control.every
     sizes = anchor_tokens(step), steering_tokens(step * every)
-    return DriftMeter(partial(general_data.obtain, run), asked.max_drift, *sizes, padding_of(run.tokenizer))
+    budget, bounds = float(asked.max_drift), (run.controller.lambda_min, run.controller.lambda_max)
+    return DriftMeter(partial(general_data.obtain, run), budget, bounds, *sizes, padding_of(run.tokenizer))
 
 
 def _monitor(run: PreparedRun) -> Monitor:

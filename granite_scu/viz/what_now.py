@@ -127,7 +127,9 @@ def drifted(found: Mapping[str, Any]) -> str:
         more = f": --max-drift {_budget(_SUGGESTED)} would hold it" if share > 2 * _SUGGESTED else ""
         return f"{words}, {where}{more}."
     asked = f" (at most {percent(budget)})" if found.get("within") else f", more than the {percent(budget)} asked for"
-    return f"{words}{asked}, {where} that the loop did not see."
+    resting = found.get("bound") == "lower" and is_number(found.get("lambda"))
+    low = f"; the budget bound nothing: λ rested at {found['lambda']:g} in the second half" if resting else ""
+    return f"{words}{asked}, {where} that the loop did not see{low}."
 
 
 def _plateau(validations: Sequence[tuple[int, float]], end: object) -> int | None:

@@ -45,6 +45,7 @@ def test_of_a_run_that_held_drift_it_says_how_far_the_model_moved(tmp_path):
     shown = shown.replace("\N{NO-BREAK SPACE}", " ")
     assert "drifted by 1.8 % (at most 2 %), on 512 tokens of general text that the loop did not see." in shown
     assert re.search(r"S at the end +│ 3.1 %", shown), "measured at the last tick"
+    assert "S at the end" not in printed(summary_of(drift=drift, s=None, s_ema=None, s_target=None), tmp_path)
 
 
 @pytest.mark.parametrize("held", [0, 3])

@@ -96,7 +96,7 @@ def test_it_holds_drift_as_the_application_does(held, base, text, tokenizer, mak
     begin = [factor.detach().clone() for factor in module.factors]
     step, records = ROWS * WIDTH, []
     sizes = anchor_tokens(step), steering_tokens(step * EVERY)
-    meter = DriftMeter(lambda *_: text, BUDGET, *sizes, padding_of(tokenizer))
+    meter = DriftMeter(lambda *_: text, BUDGET, (1e-3, 1e3), *sizes, padding_of(tokenizer))
     law = build_controller(holding_drift(ControlConfig(every=EVERY), BUDGET, ()))
     loop = ShannonControl(law, EVERY, Stopwatch(), records.append, drift=meter.plant)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}

@@ -126,10 +126,10 @@ def general(wrong: int, right: int = 0, damaged: bool = False, more: float = 0.0
     return {"elsewhere": counts | bits | {"lost": lost, "damaged": damaged}}
 
 
-def moved(share: float, budget: float | None) -> dict:
+def moved(share: float, budget: float | None, **more) -> dict:
     """Figures of drift."""
     within = None if budget is None else share <= 1.1 * budget
-    return {"drift": {"budget": budget, "share": share, "tokens": 512, "within": within, "lambda": 0.84}}
+    return {"drift": {"budget": budget, "share": share, "tokens": 512, "within": within, "lambda": 0.84, **more}}
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,7 @@ def moved(share: float, budget: float | None) -> dict:
         (answered(24) | general(5, damaged=True), "damaged", "or give --max-drift 2%."),
         (answered(24) | general(5, damaged=True) | moved(0.018, 0.02), "damaged", "lower --max-drift to 1%"),
         (answered(24) | moved(0.018, 0.02), "good", "by 1.8 % (at most 2 %), on 512 tokens"),
+        (answered(24) | moved(0.01, 0.02, bound="lower"), "good", "bound nothing: λ rested at 0.84"),
         (answered(24) | moved(0.03, 0.02), "good", "by 3 %, more than the 2 % asked for"),
         (answered(24) | moved(0.14, None), "good", "of general text: --max-drift 2% would hold it."),
         (answered(24) | moved(0.01, None), "good", "by 1 %, on 512 tokens of general text."),

@@ -1,7 +1,7 @@
 """Makes general text ready before the first step, has it anchor the model, and tells how far that has drifted on it."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
@@ -10,10 +10,14 @@ from granite_scu.control import Measurement
 from granite_scu.control.units import per_cent
 from granite_scu.evaluation.general_text import GeneralText, batches
 from granite_scu.model.drift import MARGIN, READ_AT_ONCE, Drift, GeneralPart, Turns, check_noise
+from granite_scu.training.callbacks.shannon_control import ControlTick
 from granite_scu.training.drift import trained
 from granite_scu.training.module import GraniteModule
 
 log = logging.getLogger(__name__)
+
+IN_A_ROW = 3
+"""Ticks at the upper bound of lambda before it is said: on its way to the budget lambda may overshoot into it."""
 
 
 class DriftMeter(L.Callback):
@@ -23,7 +27,8 @@ class DriftMeter(L.Callback):
 
     Args:
         text: has the general text; called once, on every rank, with the model in place.
-        budget: the share that the law holds; None measures at the end alone.
+        budget: the share that the law holds.
+        bounds: of the law's lambda, lower and upper.
         anchor_tokens, steering_tokens: positions of an anchor batch, and of what a tick reads.
         padding: token id.
     """
@@ -31,41 +36,55 @@ class DriftMeter(L.Callback):
     def __init__(
         self,
         text: Callable[[L.Trainer, GraniteModule], GeneralText],
-        budget: float | None,
+        budget: float,
+        bounds: tuple[float, float],
         anchor_tokens: int,
         steering_tokens: int,
         padding: int,
     ) -> None:
         self.text, self.budget, self.padding = text, budget, padding
+        self.low, self.high = bounds
         self.anchor_tokens, self.steering_tokens = anchor_tokens, steering_tokens
         self.turns = Turns()
         self.source = ""
         self.steering: GeneralPart | None = None
         self.held_out: GeneralPart | None = None
+        self.stuck = 0  # ticks in a row that lambda has been at its upper bound and drift above the budget
         self._newest: tuple[int, float] | None = None
 
     def on_train_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
-        if self.budget is not None:
-            self._prepare(trainer, module)
-
-    def _prepare(self, trainer: L.Trainer, module: GraniteModule) -> None:
         general = self.text(trainer, module)
         parts, self.source, model = general.parts(), general.source, trained(module)
         self.held_out = GeneralPart(model, batches(parts.held_out, READ_AT_ONCE, self.padding))
-        if self.budget is not None:
-            self.steering = GeneralPart(model, batches(parts.steering, self.steering_tokens, self.padding))
-            if trainer.global_step == 0:
-                check_noise(self.steering, self.budget)
-            anchor = GeneralPart(model, batches(parts.anchor, self.anchor_tokens, self.padding))
-            module.drift_gradient = anchor.gradient
+        self.steering = GeneralPart(model, batches(parts.steering, self.steering_tokens, self.padding))
+        if trainer.global_step == 0:
+            check_noise(self.steering, self.budget)
+        anchor = GeneralPart(model, batches(parts.anchor, self.anchor_tokens, self.padding))
+        module.drift_gradient = anchor.gradient
 
     def plant(self, of_s: Measurement) -> Measurement:
         """What the law sees in the place of a tick's measurement of S."""
         assert self.steering
         return self.steering.follow(self.turns).measurement(of_s)
 
+    def on_tick(self, tick: ControlTick, trainer: L.Trainer, module: GraniteModule) -> None:
+        """Say, once, that lambda cannot rise any further and drift is still above the budget."""
+        record = tick.record
+        if record["held"] or self.stuck == IN_A_ROW:
+            return
+        above = self._at_upper_bound(record) and record["drift"] > MARGIN * self.budget
+        self.stuck = self.stuck + 1 if above else 0
+        if self.stuck == IN_A_ROW:
+            figures = record["step"], per_cent(record["drift"]), per_cent(self.budget), self.high
+            log.warning("step %d: drift is %s, more than --max-drift %s, and lambda is at its upper bound of %g, so "
+                        "that it holds no more; lower --learning-rate, train for more steps, or raise --max-drift",
+                        *figures)  # fmt: skip
+
+    def _at_upper_bound(self, record: dict) -> bool:
+        return record["saturated"] and record["lambda"] >= self.high * (1 - 1e-9)
+
     def on_validation_epoch_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
-        if self.budget is not None and trainer.state.fn == "fit":
+        if trainer.state.fn == "fit":
             module.log("drift_held_out", self.share(trainer, module), rank_zero_only=False)
 
     def share(self, trainer: L.Trainer, module: GraniteModule) -> float:
@@ -76,47 +95,48 @@ class DriftMeter(L.Callback):
 
     def read(self, trainer: L.Trainer, module: GraniteModule) -> Drift:
         """Drift of the model as it is now, on what the loop never sees. Every rank calls this."""
-        if self.held_out is None:
-            self._prepare(trainer, module)
         assert self.held_out
         return self.held_out.read()
 
-    def summary(self, found: Drift, last: dict) -> dict[str, Any]:
-        """For ``scu_metrics.json``; says where drift is not within the budget, or nowhere near it, and why.
+    def summary(self, found: Drift, history: Sequence[dict]) -> dict[str, Any]:
+        """For ``scu_metrics.json``; says where drift is not within the budget.
 
         Args:
             found: drift of the adapter that is kept.
-            last: the newest record of the history.
+            history: the records of all ticks.
+
+        Returns:
+            among others ``bound``: "upper", where lambda was at that at the last tick; "lower", where it was at that
+            all through the second half of the run, so that the budget bound nothing there; else null.
         """
-        budget = self.budget
-        within = None if budget is None else found.share <= MARGIN * budget
-        if within is not None:
-            self._say(found.share, within, last)
+        last = history[-1] if history else {}
+        within = found.share <= MARGIN * self.budget
+        bound = "upper" if last and self._at_upper_bound(last) else "lower" if self._rested(history) else None
+        if not within:
+            at_bound = f": lambda is at its upper bound of {self.high:g}" if bound == "upper" else ""
+            log.warning("drift is %s on general text that the loop did not see, more than --max-drift %s, and no "
+                        "validated adapter was nearer%s; lower --learning-rate, train for more steps, or raise it",
+                        per_cent(found.share), per_cent(self.budget), at_bound)  # fmt: skip
         return {
-            "budget": budget,
+            "budget": self.budget,
             "share": found.share,
             "bpt": found.bpt,
             "base_bpt": found.base_bpt,
             "tokens": found.tokens,
-            "lambda": last.get("lambda") if budget is not None else None,
+            "lambda": last.get("lambda"),
+            "bound": bound,
             "within": within,
             "source": self.source,
         }
 
     def state_dict(self) -> dict[str, Any]:
-        return self.turns.state_dict()
+        return self.turns.state_dict() | {"stuck": self.stuck}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.turns.load_state_dict(state)
+        self.stuck = state.get("stuck", 0)
 
-    def _say(self, share: float, within: bool, last: dict) -> None:
-        now, budget = per_cent(share), per_cent(self.budget or 0.0)
-        at_a_bound = f"lambda rests at its bound of {last['lambda']:g}" if last.get("saturated") else ""
-        if not within:
-            log.warning("drift is %s on general text that the loop did not see, more than --max-drift %s, and no "
-                        "validated adapter was nearer%s; lower --learning-rate, train for more steps, or raise it",
-                        now, budget, at_a_bound and f": {at_a_bound}")  # fmt: skip
-        elif at_a_bound and last["lambda"] < 1:
-            log.info(
-                "drift is %s: the data do not move the model as far as --max-drift %s; %s", now, budget, at_a_bound
-            )
+    def _rested(self, history: Sequence[dict]) -> bool:
+        """Whether lambda was at its lower bound all through the second half."""
+        late = [record for record in history if 2 * record["step"] > history[-1]["step"]]
+        return bool(late) and all(record["saturated"] and record["lambda"] <= self.low * (1 + 1e-9) for record in late)

@@ -166,7 +166,7 @@ class FinalScore(L.Callback):
             "control": summarise(judged),
             "stopped": {"reason": stop_reason(trainer, self.stoppers), "step": trainer.global_step},
             "reachability": self.reachability.summary() if self.reachability else None,
-            **({"drift": self.drift.summary(drift, last)} if self.drift and drift else {}),
+            **({"drift": self.drift.summary(drift, history)} if self.drift and drift else {}),
         }
 
 

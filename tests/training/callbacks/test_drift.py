@@ -28,11 +28,12 @@ def general_text() -> GeneralText:
 class Held:
     """The callbacks of a run that holds a budget of drift, and what they leave."""
 
-    def __init__(self, budget: float, init: float = 1.0, low: float = 1e-3) -> None:
+    def __init__(self, budget: float, init: float = 1.0, low: float = 1e-3, high: float = 1e3) -> None:
         self.records: list[dict] = []
-        self.meter = DriftMeter(lambda *_: general_text(), budget, 32, 32, 0)
-        law = PI(setpoint=budget / (1 + budget), lambda_init=init, lambda_min=low, lambda_max=1e3)
-        self.control = ShannonControl(law, 2, Stopwatch(), self.records.append, drift=self.meter.plant)
+        self.meter = DriftMeter(lambda *_: general_text(), budget, (low, high), 32, 32, 0)
+        law = PI(setpoint=budget / (1 + budget), lambda_init=init, lambda_min=low, lambda_max=high)
+        listens = {"listeners": [self.meter], "drift": self.meter.plant}
+        self.control = ShannonControl(law, 2, Stopwatch(), self.records.append, **listens)
 
     @property
     def callbacks(self) -> list[L.Callback]:
@@ -89,19 +90,35 @@ def test_at_the_lower_bound_nothing_is_anchored_and_drift_still_measured(trained
     assert held.records[-1]["drift_bpt"] > held.records[0]["drift_bpt"]
 
 
+def test_where_lambda_can_rise_no_further_it_is_said_once_and_with_what_to_do(trained, caplog):
+    """At the third tick in a row there; a run that continues does not say it again."""
+    with caplog.at_level(logging.WARNING, "granite_scu"):
+        _, held = trained(24, 1e-6, high=1.5)
+    words = [record.message for record in caplog.records if "upper bound of 1.5" in record.message]
+    stuck = [record["step"] for record in held.records if record["lambda"] == 1.5]
+    assert len(words) == 1 and words[0].startswith(f"step {stuck[2]}: ") and "--learning-rate" in words[0]
+    assert len(stuck) > 5 and held.meter.state_dict()["stuck"] == 3
+
+
 @pytest.mark.parametrize(
-    ("share", "last", "within", "words"),
+    ("share", "last", "within", "bound", "words"),
     [
-        (0.021, {"lambda": 2.0, "saturated": False}, True, ()),
-        (0.023, {"lambda": 2.0, "saturated": False}, False, ("2.3 %", "--max-drift 2 %", "--learning-rate")),
-        (0.023, {"lambda": 1000.0, "saturated": True}, False, ("bound of 1000",)),
-        (0.01, {"lambda": 1e-3, "saturated": True}, True, ("1 %", "as far as --max-drift 2 %", "bound of 0.001")),
+        (0.021, {"lambda": 2.0, "saturated": False}, True, None, ()),
+        (0.023, {"lambda": 2.0, "saturated": False}, False, None, ("2.3 %", "--max-drift 2 %", "--learning-rate")),
+        (0.023, {"lambda": 1000.0, "saturated": True}, False, "upper", ("bound of 1000",)),
+        (0.01, {"lambda": 1e-3, "saturated": True}, True, "lower", ()),
     ],
 )
-def test_the_summary_says_whether_the_budget_was_held_and_what_was_in_the_way(share, last, within, words, caplog):
-    meter = DriftMeter(lambda *_: general_text(), 0.02, 32, 32, 0)
+def test_the_summary_says_whether_the_budget_was_held_and_what_was_in_the_way(
+    share, last, within, bound, words, caplog
+):
+    meter = DriftMeter(lambda *_: general_text(), 0.02, (1e-3, 1e3), 32, 32, 0)
+    early = {"lambda": 1.0, "saturated": False}
+    history = [{"step": step} | (last if step > 5 else early) for step in range(1, 11)]
     with caplog.at_level(logging.INFO, "granite_scu"):
-        found = meter.summary(Drift(3 * share, 3.0, 100), last)
+        found = meter.summary(Drift(3 * share, 3.0, 100), history)
+        unbound = meter.summary(Drift(0.0, 3.0, 100), [*history, early | {"step": 11}])
+    assert (found["bound"], unbound["bound"]) == (bound, None)
     assert (found["budget"], found["share"], found["within"]) == (0.02, pytest.approx(share), within)
     assert (found["bpt"], found["base_bpt"], found["tokens"], found["lambda"]) == (3 * share, 3.0, 100, last["lambda"])
     assert all(word in caplog.text for word in words) and bool(words) == bool(caplog.text)
@@ -123,7 +140,7 @@ def test_a_budget_that_two_readings_of_the_same_model_differ_by_is_refused(
             part = GeneralPart(trained_model(module), batches(general_text().documents, 2048, 0))
             meter.budget = times * part.read().share
 
-    meter = DriftMeter(lambda *_: general_text(), 0.02, 32, 32, 0)
+    meter = DriftMeter(lambda *_: general_text(), 0.02, (1e-3, 1e3), 32, 32, 0)
     raised = pytest.raises(UserError, match="differ by") if times < 1 else nullcontext()
     with caplog.at_level(logging.WARNING, "granite_scu"), raised:
         fit(make_module(), make_batches(1), callbacks=[Noisy(), meter])
