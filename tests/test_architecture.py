@@ -15,7 +15,6 @@ LAYERS = (
     ("hardware", "model", "data", "viz"),
     ("evaluation",),
     ("training", "export", "integrations"),
-    ("experiments",),
     ("cli",),
 )
 """From the bottom up. A package imports itself and what lies on lower layers."""
@@ -49,12 +48,13 @@ def parts(path: Path) -> tuple[str, ...]:
 
 
 def upward(path: Path) -> Iterator[str]:
-    """The imports of a module that are neither of its own package nor of a lower layer."""
+    """The imports of a module that are neither of its own package nor of a lower layer, and those of research."""
     here, *_ = parts(path)
     for name in sorted(imports_any(path, "granite_scu") - {"granite_scu"}):
         there = name.split(".")[1]
         if there != here and FLOOR.get(there, FLOOR[here]) >= FLOOR[here]:
             yield name
+    yield from imports_any(path, "research")
 
 
 def module_file(name: str) -> Path | None:

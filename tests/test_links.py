@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = (ROOT / "docs", ROOT / "notes", ROOT / "evidence")
+FOLDERS = (ROOT / "docs", ROOT / "notes", ROOT / "research")
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *(path for folder in FOLDERS for path in sorted(folder.rglob("*.md")))]
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 

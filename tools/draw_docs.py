@@ -2,7 +2,7 @@
 """Draw the pictures of the documents that no run makes: python tools/draw_docs.py [--output-dir docs/images]
 
 ``loop.png`` is the controller's loop. ``peer.png`` is speed and memory of a training step against Hugging Face's
-Trainer with PEFT, from ``evidence/performance/train_step.json``.
+Trainer with PEFT, from ``research/evidence/performance/train_step.json``.
 """
 
 import argparse
@@ -93,7 +93,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output-dir", type=Path, default=ROOT / "docs" / "images", metavar="DIR")
     folder = parser.parse_args().output_dir
-    measured = json.loads((ROOT / "evidence" / "performance" / "train_step.json").read_text(encoding="utf-8"))
+    evidence = ROOT / "research" / "evidence" / "performance"
+    measured = json.loads((evidence / "train_step.json").read_text(encoding="utf-8"))
     for name, figure in (("loop", loop()), ("peer", peer(measured))):
         figure.savefig(folder / f"{name}.png", dpi=150, facecolor="white")
         print(folder / f"{name}.png")

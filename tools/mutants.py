@@ -276,7 +276,7 @@ def tests_of(root: Path, path: str, more: Iterable[str]) -> tuple[str, ...]:
     package, *parents, name = Path(path).with_suffix("").parts
     dotted = re.escape(".".join((package, *parents)))
     imports = re.compile(rf"{dotted}\.{name}\b|from {dotted} import .*\b{name}\b")
-    files = sorted(root.glob("tests/**/test_*.py"))
+    files = sorted([*root.glob("tests/**/test_*.py"), *root.glob("research/tests/**/test_*.py")])
     texts = {str(file.relative_to(root)): file.read_text(encoding="utf-8") for file in files}
     mirror = str(Path("tests", *parents, f"test_{name}.py"))
     own = [path] if ">>> " in (root / path).read_text(encoding="utf-8") else []

@@ -16,6 +16,7 @@ from granite_scu.config.flags import DEFAULTS, MEANINGS, SECTIONS
 from granite_scu.hardware.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
+EVIDENCE = ROOT / "research" / "evidence"
 
 RUN_FOLDER = """# Run folder
 
@@ -44,7 +45,7 @@ What may be imported. Everything else may change between versions.
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages, and of ``evidence/`` what pages show or link to."""
+    """Add the generated pages, and of ``research/evidence/`` what pages show or link to."""
     pages = {
         "cli": command_line(),
         "configuration": configuration(),
@@ -54,21 +55,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for name, content in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=content))
-    for path in sorted((ROOT / "evidence").glob("*/comparison.md")):
+    for path in sorted(EVIDENCE.glob("*/comparison.md")):
         text = f"# The comparison `{path.parent.name}`\n\n{path.read_text(encoding='utf-8')}"
-        files.append(File.generated(config, f"evidence/{path.parent.name}/comparison.md", content=text))
-    protocol = (ROOT / "evidence" / "protocol.md").read_text(encoding="utf-8").replace("](../docs/", "](../")
-    files.append(File.generated(config, "evidence/protocol.md", content=protocol))
-    for path in sorted((ROOT / "evidence").glob("*/*.png")):
+        files.append(File.generated(config, f"research/evidence/{path.parent.name}/comparison.md", content=text))
+    protocol = (EVIDENCE / "protocol.md").read_text(encoding="utf-8").replace("](../../docs/", "](../../")
+    files.append(File.generated(config, "research/evidence/protocol.md", content=protocol))
+    for path in sorted(EVIDENCE.glob("*/*.png")):
         files.append(File.generated(config, str(path.relative_to(ROOT)), abs_src_path=str(path)))
     for file in files:
-        if file.src_uri.startswith("evidence/"):
+        if file.src_uri.startswith("research/evidence/"):
             file.inclusion = file.inclusion.NOT_IN_NAV
     return files
 
 
 def on_page_markdown(markdown: str, page, **_) -> str:
-    """Lead links to pages and pictures of ``evidence/`` to the site's copies; others out of ``docs/`` become text."""
+    """Lead links to pages and pictures of the evidence to the site's copies; others out of ``docs/`` become text."""
     here = Path("docs") / Path(page.file.src_uri).parent
 
     def inside(link: re.Match[str]) -> str:
@@ -78,7 +79,7 @@ def on_page_markdown(markdown: str, page, **_) -> str:
         path = os.path.normpath(here / target)
         if path.startswith("docs"):
             return link[0]
-        if path.startswith("evidence") and path.partition("#")[0].endswith((".md", ".png")):
+        if path.startswith("research/evidence/") and path.partition("#")[0].endswith((".md", ".png")):
             return f"[{words}]({os.path.relpath(Path('docs') / path, here)})"
         return f"`{path}`"
 

@@ -42,10 +42,6 @@ COMMANDS = {
         "validate": Command(_LIGHTNING, "score the saved adapter on the validation split"),
         "test": Command(_LIGHTNING, "score the saved adapter on the test split"),
     },
-    "research": {
-        "compare": Command(f"{_CLI}.compare_controllers", "compare the ways to set lambda on small models"),
-        "identify": Command(_LIGHTNING, "measure what lambda does to S, and propose gains for the controller"),
-    },
 }
 """By group, in the order of the overview."""
 

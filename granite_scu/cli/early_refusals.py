@@ -25,7 +25,7 @@ from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.controller import build_controller
 from granite_scu.training.logger_checks import check_loggers
 
-NOT_OURS = ("trainer", "seed_everything", "step_test", "print_config", "json", "debug")
+NOT_OURS = ("trainer", "seed_everything", "print_config", "json", "debug")
 """Keys and flags that are no settings of ours."""
 
 UNKNOWN = object()

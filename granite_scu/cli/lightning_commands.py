@@ -1,4 +1,4 @@
-"""The commands ``fit``, ``validate``, ``test`` and ``identify``: YAML files and dotted keys, through LightningCLI."""
+"""The commands ``fit``, ``validate`` and ``test``: YAML files and dotted keys, through LightningCLI."""
 
 import argparse
 
@@ -11,7 +11,6 @@ ABOUT = {
     "fit": "Fine-tune a model as YAML files and dotted keys say. Of defaults, preset, files and keys the last wins.",
     "validate": "Score the adapter in the run folder on the validation split, in bits per token.",
     "test": "Score the adapter in the run folder on the test split, in bits per token.",
-    "identify": "Step lambda in a real run, fit what S does, propose gains for the controller, and try them.",
 }
 EXAMPLES = {
     "fit": ("--config granite_4.0_h_1b --data.path my_texts/", "--config mine.yaml --config qlora --hardware gpu_4090",
@@ -20,12 +19,9 @@ EXAMPLES = {
                  "--config runs/mine/config.yaml --trainer.accelerator cpu"),
     "test": ("--config runs/mine/config.yaml", "--config runs/mine/config.yaml --data.batch_size 4",
              "--config runs/mine/config.yaml --trainer.accelerator cpu"),
-    "identify": ("--config demo --control.target_s 0.02 --run.output_dir runs/tune",
-                 "--config mine.yaml --control.target_s 0.1", "--config mine.yaml --control.target_s 0.1 --json"),
 }  # fmt: skip
 
 
-TRAINS = ("fit", "identify")
 OF_SCORING = ("base.name", "data.path", "run.output_dir", "data.batch_size", "data.block_size", "base.quantize_4bit")
 """Of the commonest keys those that say something to the commands which only score."""
 
@@ -62,11 +58,9 @@ def build_parser(name: str) -> Parser:
     first.add_argument("--hardware", metavar="CARD", help="preset for a card; auto chooses the one for this machine")
     first.add_argument("--print_config", action="store_true", help="print the resolved configuration, which can be "
                        "given as --config again")  # fmt: skip
-    if command == "identify":
-        first.add_argument("--json", action="store_true", help="print what was found as JSON")
     common = parser.add_argument_group("commonest keys")
     for flag in (flag for section in SECTIONS.values() for flag in section if flag.name in COMMONEST):
-        if command in TRAINS or flag.key in OF_SCORING:
+        if command == "fit" or flag.key in OF_SCORING:
             given = script_flags.argument(flag)
             if flag.kind is bool:  # LightningCLI has no --no- form
                 given |= {"action": "store", "metavar": "true|false"}

@@ -1,18 +1,16 @@
-"""``granite-scu plot``: the figures of runs or of a comparison, each as PNG and SVG."""
+"""``granite-scu plot``: the figures of runs, each as PNG and SVG."""
 
 import argparse
 from pathlib import Path
 
 from granite_scu.cli import guard
 
-EXAMPLES = ("runs/mine --out plots", "runs/seed-* --out plots", "comparison.json --out plots")
+EXAMPLES = ("runs/mine --out plots", "runs/seed-* --out plots")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's."""
-    parser.add_argument(
-        "sources", metavar="RUN", type=Path, nargs="+", help="run folders, finished or not; or one comparison.json"
-    )
+    parser.add_argument("sources", metavar="RUN", type=Path, nargs="+", help="run folders, finished or not")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder for the pictures")
 
 

@@ -1,4 +1,4 @@
-"""``granite-scu fit|validate|test|identify --config FILE.yaml``: one configuration for every way in.
+"""``granite-scu fit|validate|test --config FILE.yaml``: one configuration for every way in.
 
 LightningCLI parses it (defaults < hardware preset < YAML files, layered < flags); ``cli.train`` carries it out. The
 flags of ``granite-scu train`` arrive here too, translated by ``cli.script_flags``.
@@ -16,31 +16,15 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from granite_scu.cli import config_layers, early_refusals
 from granite_scu.config import settings as config
 from granite_scu.config.errors import UserError
-from granite_scu.config.request import Request, add_settings, check_values
+from granite_scu.config.request import Request, add_settings
 from granite_scu.control import CONTROLLERS
 
-COMMANDS = ("fit", "validate", "test", "identify")
+COMMANDS = ("fit", "validate", "test")
 
 ABOUT = {
     "prog": "granite-scu",
     "description": "Fine-tune a Granite model while a controller holds S at its target.",
 }
-
-
-class Commands(L.Trainer):
-    """Lightning's Trainer, with a method for each of our commands that Lightning has none for.
-
-    LightningCLI makes a subcommand of a method of its trainer class: the docstring becomes the help, the signature the
-    arguments. Declaring a method is all of its public interface for that; adding a parser by hand would need its
-    private ones. Nothing here is ever called or built: ``cli.train`` carries commands out.
-    """
-
-    def identify(self, step_test: config.IdentifyConfig = config.IdentifyConfig()) -> None:  # noqa: B008 (frozen)
-        """Step lambda, fit a model of the plant to what S does, propose gains for the law, and try them.
-
-        Exit code 1 where no gains can be proposed. A closed loop that is not as predicted is warned of, with exit code
-        0 and "as_predicted": false in the JSON.
-        """
 
 
 class GraniteCLI(LightningCLI):
@@ -53,7 +37,6 @@ class GraniteCLI(LightningCLI):
         # Each command's parser takes a tenth of a second to build; the others are for a call without a command.
         self.commands = tuple(arguments[:1]) if arguments and arguments[0] in COMMANDS else COMMANDS
         super().__init__(
-            trainer_class=Commands,
             save_config_callback=None,
             seed_everything_default=config.SEED,
             parser_kwargs={**strict, **ABOUT, **{name: dict(strict) for name in self.commands}},
@@ -79,10 +62,7 @@ class GraniteCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Only the dataclasses: the model and the trainer depend on the data, which is read later."""
         parser, given = self._parser(self.subcommand), self.config[self.subcommand]
-        if "step_test" in given:
-            check_values(given, {"step_test": config.IdentifyConfig})
         self.request = Request.from_parsed(parser, given, self.preset, self.given)
-        self.step_test: config.IdentifyConfig | None = parser.instantiate_classes(given).get("step_test")
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Nothing: the caller runs the request."""

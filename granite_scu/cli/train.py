@@ -1,4 +1,4 @@
-"""The commands ``fit``, ``validate``, ``test`` and ``identify``, and what is asked instead of them."""
+"""The commands ``fit``, ``validate`` and ``test``, and what is asked instead of them."""
 
 import json
 import logging
@@ -55,19 +55,12 @@ def run(arguments: list[str], wording: Callable[[str], str] = str) -> int:
     with config_layers.naming_files(arguments):
         if "--print_config" in arguments:
             return print_config([argument for argument in arguments if argument != "--print_config"])
-        as_json = arguments[:1] == ["identify"] and "--json" in arguments
-        cli = parse([argument for argument in arguments if not (as_json and argument == "--json")])
-        console = make_console(stderr=as_json)
-        answers = as_json or cli.subcommand in SCORED
-        # What goes to stdout is JSON then, and nothing else.
-        quiet(make_console(stderr=True) if answers else console, wording)
-        if cli.step_test is not None or cli.subcommand == "fit":
+        cli, console = parse(arguments), make_console()
+        # Of the commands that score, JSON goes to stdout, and nothing else.
+        quiet(make_console(stderr=True) if cli.subcommand in SCORED else console, wording)
+        if cli.subcommand == "fit":
             with lasting_output(), logged_from_here(Wording(wording, LINE)):
-                if cli.step_test is None:
-                    return fit(cli.request, console, wording)
-                from granite_scu.experiments.identification import step_test  # late: a library of its own
-
-                return step_test.identify(cli.request, cli.step_test, console, as_json)
+                return fit(cli.request, console, wording)
         console.print_json(data=_score(cli.request, SCORED[cli.subcommand]))
         return 0
 

@@ -594,43 +594,6 @@ def check_drift(every: int, steps: int) -> None:
 
 
 @dataclass(frozen=True)
-class IdentifyConfig:
-    """The step test of ``identify``; its time is counted in ticks of ``control.every`` optimizer steps.
-
-    Attributes:
-        ticks: length of the step test, settling included; trainer.max_steps, data.num_epochs, run.early_stopping,
-            run.stop_at_equilibrium, run.eval_steps and run.save_steps are passed over, and the learning rate keeps its
-            peak after the warm-up, whatever optimizer.schedule is.
-        settle: ticks in closed loop before lambda is stepped, and before S* is in the verification.
-        amplitude: of the steps around the mean that lambda settled at, in ln lambda.
-        dwell: ticks between possible steps; about half of the time constant tells most.
-        tau_c: closed-loop time constant to design for, in ticks; null takes the effective dead time (see the design).
-        verify: train again under the proposed gains, with a step of S*, and compare with the prediction.
-        step: factor by which S* steps in the verification.
-    """
-
-    ticks: int = 120
-    settle: int = 30
-    amplitude: float = 0.5
-    dwell: int = 4
-    tau_c: float | None = None
-    verify: bool = True
-    step: float = 1.5
-
-    def __post_init__(self) -> None:
-        _require(_at_least(2, " ticks"), {"--step_test.settle": self.settle})
-        remedy = "must be positive and at most 20 (in ln lambda)"
-        _check(0 < self.amplitude <= 20, "--step_test.amplitude", self.amplitude, remedy)
-        _require(_at_least(1, " tick"), {"--step_test.dwell": self.dwell})
-        least = self.settle + max(20, 6 * self.dwell)
-        needed = f"settle {self.settle} and dwell {self.dwell} need at least {least} ticks"
-        _check(self.ticks >= least, "--step_test.ticks", self.ticks, f"too short for the excitation; {needed}")
-        _require(_POSITIVE, {"--step_test.tau_c": self.tau_c})
-        apart = 0 < self.step < math.inf and 0.1 <= abs(math.log(self.step)) <= math.log(10)
-        _check(apart, "--step_test.step", self.step, "must be a factor of 0.1 to 10, at least a tenth away from 1")
-
-
-@dataclass(frozen=True)
 class RunConfig:
     """The run folder, and what happens when.
 

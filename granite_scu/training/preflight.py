@@ -46,7 +46,7 @@ FEW = 5
 def out_of_reach(run: PreparedRun) -> list[str]:
     """Why the run's setpoint cannot be expected to be held and what to change, a line each; none where it can be.
 
-    Of ``identify`` too, whose laws act around one that holds a setpoint. A setpoint that moves is not judged.
+    Also of a law that acts around one that holds a setpoint. A setpoint that moves is not judged.
     """
     setpoint = run.setpoint
     if setpoint is None:

@@ -180,13 +180,6 @@ def test_of_several_files_the_one_that_counts_is_named_and_none_where_a_flag_cou
     assert "--control.kp -2.0: must" in refusal(capsys, "fit", *files, "--control.kp=-2")
 
 
-def test_a_null_in_the_step_test_is_refused_in_one_line(tmp_path, capsys):
-    wrong = tmp_path / "wrong.yaml"
-    wrong.write_text("step_test: {ticks: null}")
-    line = refusal(capsys, "identify", "--config", str(wrong))
-    assert f"step_test.ticks null (in {wrong}): must have a value; leave it out for the default, 120" in line
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -33,22 +33,6 @@ def test_a_process_of_our_own_imports_what_this_one_does_and_nothing_from_the_cu
     assert not (strangers_folder / "was_run").exists()
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no safe path")
-def test_nor_do_those_of_a_comparison(strangers_folder, tmp_path_factory):
-    script = tmp_path_factory.mktemp("elsewhere") / "command.py"
-    lines = (
-        "import os",
-        "from granite_scu.experiments.workers import workers",
-        "if __name__ == '__main__':",
-        "    with workers(1, os.getpid) as pool:",
-        "        print(pool.submit(pow, 2, 3).result())",
-    )
-    script.write_text("\n".join(lines))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("8\n", "")
-    assert not (strangers_folder / "was_run").exists()
-
-
 def test_every_process_is_started_so():
     """What names the interpreter is that one function, or has Python isolated."""
     for file in PACKAGE.rglob("*.py"):

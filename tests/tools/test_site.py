@@ -33,7 +33,7 @@ def test_the_reference_is_made_of_the_code(site):
         (site / "reference" / f"{name}.html").read_text(encoding="utf-8")
         for name in ("cli", "configuration", "presets", "run-folder", "python")
     )
-    assert "granite-scu identify" in cli and "--stop-at-equilibrium" in cli
+    assert "granite-scu validate" in cli and "--stop-at-equilibrium" in cli
     assert "data.block_size" in configuration and "--block-size" in configuration
     assert "gpu_4090" in presets and "batch_size: 4" in re.sub(r"<[^>]*>", "", presets)
     assert "as_record" in run_folder and "ShannonCallback" in python

@@ -10,7 +10,6 @@ from granite_scu.cli import request_parser as cli
 from granite_scu.cli import script_flags
 from granite_scu.cli.requirements import AS_A_WHOLE, Check, can_start, with_the_run
 from granite_scu.control import build
-from granite_scu.experiments.identification.excitation import Excitation
 from granite_scu.hardware import machine as machine_
 from granite_scu.training.preflight import beyond_the_bounds
 
@@ -44,11 +43,6 @@ CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 def test_a_bound_far_from_the_lambda_that_is_expected_is_warned_of(target, bounds, words):
     said = beyond_the_bounds(build("pi", target_s=target, **bounds))
     assert said is None if words is None else words in said
-
-
-def test_a_bound_is_warned_of_where_identify_steps_around_the_law():
-    law = build("pi", target_s=0.004, lambda_max=0.1)
-    assert beyond_the_bounds(Excitation(law, settle=40, amplitude=1.0, dwell=5)) == beyond_the_bounds(law) is not None
 
 
 def test_a_law_that_expects_no_lambda_is_not_warned_of():

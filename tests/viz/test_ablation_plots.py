@@ -15,7 +15,6 @@ from matplotlib.colors import to_hex
 
 from granite_scu.cli.main import main
 from granite_scu.viz import figures, style
-from granite_scu.viz.generate_ablation_plots import draw
 from granite_scu.viz.groups import group
 from granite_scu.viz.run_folder import read_run
 
@@ -344,14 +343,10 @@ def test_a_checkout_has_the_command_of_the_guides_which_names_a_run_that_is_none
 def test_what_it_cannot_do_is_one_line_and_leaves_nothing(make, tmp_path, capsys):
     run = make().path
     nothing = write_run(tmp_path / "nothing", [record(10, s=math.nan, data_bpt=None)], {}, settings())
-    comparison = tmp_path / "comparison.json"
-    comparison.write_text('{"tasks": []}')
     (tmp_path / "file").touch()
     refused = [
         ([run, nothing], "new", "nothing: nothing was measured in its 1 tick"),
         ([run, run], "new", "is named twice"),
-        ([run, comparison], "new", "a comparison is drawn by itself"),
-        ([comparison], "new", "no task has a finished run"),
         ([tmp_path / "missing.json"], "new", "missing.json"),
         ([run], "file", "is a file, or lies below one; name a folder"),
         ([run], 300 * "x", "cannot be made (File name too long); name another folder"),
@@ -362,16 +357,3 @@ def test_what_it_cannot_do_is_one_line_and_leaves_nothing(make, tmp_path, capsys
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("error: ") and words in line
     assert not (tmp_path / "new").exists() and not list(tmp_path.rglob("*.tmp"))
-
-
-def test_the_comparison_of_the_evidence_is_drawn():
-    evidence = ROOT / "evidence" / "comparison" / "comparison.json"
-    tasks = json.loads(evidence.read_text(encoding="utf-8"))["tasks"]
-    drawn = draw([evidence])
-    assert list(drawn) == ["comparison", "comparison-2", "comparison-3", "operating_points"]
-    panels = [axes for axes in drawn["operating_points"].axes if axes.get_visible()]
-    assert [axes.get_title(loc="left") for axes in panels] == [task["name"] for task in tasks]
-    points = {tuple(line.get_xydata()[0]) for line in panels[0].get_lines()}
-    for row in tasks[0]["rows"]:
-        y = min(row["test_bpt"]["mean"], panels[0].get_ylim()[1])
-        assert any(x == row["s_at_end"] and y == pytest.approx(at) for x, at in points), row["name"]

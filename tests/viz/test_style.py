@@ -1,7 +1,6 @@
 """What every picture keeps to: lines that can be seen on white, shares in per cent, no picture taller than a screen."""
 
 import itertools
-import json
 import logging
 import os
 import re
@@ -19,15 +18,11 @@ from matplotlib.transforms import Bbox
 
 from granite_scu.export import present
 from granite_scu.viz import control_plot, style
-from granite_scu.viz.comparison_plot import plot_comparison, plot_operating_points, read_comparison
 from granite_scu.viz.control_plot import plot_control
-from granite_scu.viz.cost_plot import plot_costs
 from granite_scu.viz.figures import draw_figures
 from granite_scu.viz.files import make_folder
 from granite_scu.viz.groups import group
-from granite_scu.viz.identification_plot import plot_identification
 from granite_scu.viz.run_folder import read_run
-from granite_scu.viz.tracking_plot import plot_tracking
 
 ROOT = Path(__file__).parents[2]
 LEAST = 3.0
@@ -69,11 +64,7 @@ def runs(tmp_path):
 
 @pytest.fixture
 def every_figure(runs, finished, moved, held) -> dict[str, Figure]:
-    """Of one run, of many, of comparisons, of an identification and of tracking."""
-    file = ROOT / "evidence" / "comparison" / "comparison.json"
-    comparison = read_comparison(file)
-    cell = {"disturbance": "", "setpoint": 0.02}
-    tracked = [(cell | {"learning_rate": 10.0**-k}, [(10, 0.5), (20, 1.0)]) for k in range(4)]
+    """Of one run, of many, and of one that held drift."""
     return {
         "control": plot_control(read_run(finished)),
         "moved": plot_control(read_run(moved)),
@@ -82,26 +73,6 @@ def every_figure(runs, finished, moved, held) -> dict[str, Figure]:
         "learned": draw_figures(group([read_run(held)]))["learned"],
         "several learned": draw_figures(group([read_run(held), read_run(moved)]))["learned"],
         **{f"many {name}": figure for name, figure in draw_figures(runs(6, 5)).items()},
-        **plot_comparison(comparison),
-        "operating points": plot_operating_points(comparison),
-        "cost": plot_costs(comparison),
-        "identification": plot_identification(identified()),
-        "tracking": plot_tracking(tracked, 0.1),
-    }
-
-
-def identified() -> dict:
-    """The smallest result of ``identify``."""
-    one = {"value": 1.0, "standard_error": 0.1}
-    logs = [-4.0, -4.1, -3.9, -4.0]
-    return {
-        "model": {"gain": one, "tau": one, "theta": one},
-        "setpoint": 0.02,
-        "fit": {"start": 1, "r2": 0.9},
-        "excitation": {"log_s": logs, "log_s_fitted": logs, "log_lambda": [0.0, 0.5, -0.5, 0.0]},
-        "gains": {"kp": 1.0, "ki": 0.1},
-        "step_test": {"step": 1.5},
-        "verification": {"at": 2, "log_s": logs, "log_s_smoothed": logs, "predicted": {"response": [0.0, 1.0]}},
     }
 
 
@@ -185,7 +156,6 @@ def test_shares_are_in_per_cent(every_figure):
         if "share of bits" in (axis.get_label_text() or (figure.get_supxlabel() if axis is axes.xaxis else ""))
     }
     assert {name for name, _ in labelled} >= {"control", "one s", "many s", "many phase", "many summary"}
-    assert {name for name, _ in labelled} >= {"operating points", "identification"}
     assert set(labelled.values()) == {"2.5 %"}
 
 
@@ -198,20 +168,6 @@ def test_the_lines_of_the_report_can_be_seen_on_both_grounds():
     }
     assert len(found) == 16
     assert {where: round(value, 2) for where, value in found.items() if value < LEAST} == {}
-
-
-def test_a_comparison_that_would_be_too_tall_is_several_pictures_with_every_task_once(tmp_path):
-    rows = [
-        {"name": f"arm {k}", "is_reference": not k, "test_bpt": {"mean": 5.0 + k}, "difference": None}
-        for k in range(20)
-    ]
-    file = tmp_path / "comparison.json"
-    file.write_text(json.dumps({"tasks": [{"name": f"task {k}", "rows": rows} for k in range(7)]}))
-    drawn = plot_comparison(read_comparison(file))
-    assert list(drawn)[:2] == ["comparison", "comparison-2"]
-    titles = [axes.get_title(loc="left") for figure in drawn.values() for axes in figure.axes if axes.get_visible()]
-    assert titles == [f"task {k}" for k in range(7)]
-    assert max(figure.get_figheight() for figure in drawn.values()) <= style.TALLEST
 
 
 def test_a_strangers_matplotlibrc_changes_no_picture(finished, tmp_path):
