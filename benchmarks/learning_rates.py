@@ -19,12 +19,7 @@ lost        bits a token that the answers of the base itself to 24 general quest
             trained model has not
 """
 
-import argparse
-import json
 import sys
-import time
-from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,44 +28,23 @@ sys.path.insert(0, str(ROOT))
 
 from rich.table import Table
 
+from benchmarks import cells
 from benchmarks.learning_rates_grid import CELLS, Cell, lost, saved
 from granite_scu.cli import guard
-from granite_scu.cli.argument_parser import Parser
 from granite_scu.cli.console import WIDE, make_console
-from granite_scu.config.errors import UserError
 
 RESULTS = ROOT / "evidence" / "rates" / "runs.jsonl"
 
 
-def build_parser() -> Parser:
-    parser = Parser(description=__doc__.partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--model", metavar="DIR", help="the folder of SmolLM2-135M-Instruct; the default is where "
-                        "scripts/fetch_smollm2.py puts it")  # fmt: skip
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORDS", help="only cells whose names have all of "
-                        "these words, as in --list")  # fmt: skip
-    parser.add_argument("--minutes", type=float, default=60.0, help="start no cell after so many minutes")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the finished runs: read, and added to")
-    parser.add_argument("--list", action="store_true", help="print the cells and whether they are finished")
-    parser.add_argument("--table", action="store_true", help="print a table of the finished runs")
-    parser.add_argument("--chart", type=Path, metavar="FILE", help="draw the finished runs")
-    parser.add_debug()
-    return parser
-
-
 def main() -> int:
-    options = build_parser().parse_args()
-    console = make_console(width=WIDE)
-    cells = [cell for cell in CELLS if all(words in str(cell) for words in options.only)]
-    if not cells:
-        raise UserError(f"--only {' '.join(options.only)}: no cell has these words; see --list")
-    finished = read(options.results)
+    parser = cells.build_parser(str(__doc__), RESULTS)
+    parser.add_argument("--table", action="store_true", help="print a table of the finished runs")
+    options, console = parser.parse_args(), make_console(width=WIDE)
+    chosen, finished = cells.chosen(CELLS, options.only), cells.read(options.results, Cell.of)
     if options.list:
-        for cell in cells:
-            console.print(f"{'finished' if cell in finished else 'to do   '}  {cell}", highlight=False)
+        cells.show(chosen, finished, console)
     elif options.table or options.chart:
-        lines = [finished[cell] for cell in cells if cell in finished]
-        if not lines:
-            raise UserError(f"--results {options.results}: has no finished run of these cells")
+        lines = cells.finished_lines(chosen, finished, options.results)
         if options.table:
             console.print(table(lines))
         if options.chart:
@@ -78,35 +52,11 @@ def main() -> int:
 
             write(lines, options.chart)
     else:
-        _train([cell for cell in cells if cell not in finished], options, console)
+        from benchmarks.learning_rates_training import run  # late: it takes seconds
+
+        cells.run_each((cell for cell in chosen if cell not in finished), lambda cell: cell.model, run, options,
+                       console)  # fmt: skip
     return 0
-
-
-def read(path: Path) -> dict[Cell, dict[str, Any]]:
-    """The finished runs by their cells; none where there is no file."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return {Cell.of(record): record for record in map(json.loads, lines)}
-
-
-def _train(cells: Iterable[Cell], options: argparse.Namespace, console: Any) -> None:
-    from benchmarks.learning_rates_training import run  # late: it takes seconds
-
-    sys.path.insert(0, str(ROOT / "scripts"))
-    from fetch_smollm2 import default_folder
-
-    started = time.monotonic()
-    smollm2 = Path(options.model) if options.model else default_folder(gguf_only=False)
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    for cell in cells:
-        if time.monotonic() - started > 60 * options.minutes:
-            return
-        if cell.model == "smollm2" and not smollm2.is_dir():
-            raise UserError(f"--model {smollm2}: no such folder; python scripts/fetch_smollm2.py makes it")
-        console.print(str(cell), highlight=False)
-        line = asdict(cell) | run(cell, str(smollm2) if cell.model == "smollm2" else cell.model)
-        with options.results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        console.print(f"    {line}", highlight=False)
 
 
 SETTING = ("model", "data", "records", "epochs", "rate")
