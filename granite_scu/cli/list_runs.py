@@ -61,6 +61,8 @@ def _print(found: list[Summary], broken: list[dict[str, str]], folder: Path) -> 
     if found:
         console.print(table)
         console.print("base, adapter and what it saves: bits per token on the held-out documents", highlight=False)
+        if drifted:
+            console.print("drift: on general text, or without a budget on general questions", highlight=False)
     for each in broken:
         console.print(f"broken: {each['path']}: {each['reason']}", highlight=False, markup=False, soft_wrap=True)
 

@@ -105,11 +105,11 @@ def _last_question(
     last = learned[-1] + 1
     first = last - np.argmin(targets[:last][::-1])
     prompt, answer = tokens[:first].tolist(), tokens[first:last].tolist()
-    text = _text(tokenizer, answer)
+    text = text_of(tokenizer, answer)
     if not text:
         return None
     special, words = set(tokenizer.all_special_ids), len(answer)
-    while words and (answer[words - 1] in special or not _text(tokenizer, answer[words - 1 : words])):
+    while words and (answer[words - 1] in special or not text_of(tokenizer, answer[words - 1 : words])):
         words -= 1
     end = next((token for token in answer[words:] if token in special), None)
     return Question(tuple(prompt), asked.last(prompt), text, tuple(answer[:words]), end)
@@ -127,7 +127,7 @@ class _Asked:
         start, stop = whole.rfind(self.before), whole.rfind(self.after)
         if self.before.strip() and self.after.strip() and 0 <= start < stop:
             return whole[start + len(self.before) : stop].strip()
-        return _text(self.tokenizer, prompt)
+        return text_of(self.tokenizer, prompt)
 
 
 def _around_a_question(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
@@ -158,7 +158,21 @@ def ask(
     seconds: float = math.inf,
     shown: Callable[[list[Sequence[Question]]], Iterable[Sequence[Question]]] = iter,
 ) -> dict[str, list[str]]:
-    """The answers of a model, and of what it can be switched to, a batch of questions after the other.
+    """The answers of a model, and of what it can be switched to. Arguments and order are as of ``written``."""
+    found = written(model, tokenizer, questions, switches, seconds=seconds, shown=shown)
+    return {name: [text_of(tokenizer, row) for row in rows] for name, rows in found.items()}
+
+
+def written(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[Question],
+    switches: Mapping[str, Switch],
+    *,
+    seconds: float = math.inf,
+    shown: Callable[[list[Sequence[Question]]], Iterable[Sequence[Question]]] = iter,
+) -> dict[str, list[list[int]]]:
+    """What a model answers, and what it can be switched to, a batch of questions after the other.
 
     Args:
         model: in evaluation mode (not wrapped by PEFT; its layers may be).
@@ -169,11 +183,12 @@ def ask(
         shown: gives the batches, and shows how far they are.
 
     Returns:
-        The answers to the first questions, by the names of ``switches``: to all of them unless the time ran out.
+        The answers to the first questions, with the token that ends each, by the names of ``switches``: to all of them
+        unless the time ran out.
     """
     deadline = time.monotonic() + seconds
     ends, padding = ends_of(model, tokenizer, questions), padding_of(tokenizer)
-    found: dict[str, list[str]] = {name: [] for name in switches}
+    found: dict[str, list[list[int]]] = {name: [] for name in switches}
     for batch in shown(list(batches_of(questions))):
         prompts, most, answers = [question.tokens for question in batch], most_new(batch), []
         for switch in switches.values():
@@ -181,8 +196,8 @@ def ask(
                 answers.append(greedy(model, prompts, most, ends, padding, deadline))
         if None in answers:
             break
-        for name, tokens in zip(switches, answers, strict=True):
-            found[name] += [_text(tokenizer, each) for each in tokens]
+        for name, rows in zip(switches, answers, strict=True):
+            found[name] += rows
     return found
 
 
@@ -235,7 +250,7 @@ def greedy(
         deadline: of ``time.monotonic``.
 
     Returns:
-        The new tokens, without what ends them; None where the time ran out.
+        The new tokens, with what ends them; None where the time ran out.
     """
     left = deadline - time.monotonic()
     if left <= 0:
@@ -243,7 +258,7 @@ def greedy(
     found = continuations(model, prompts, most, ends, padding, seconds=left)
     if any(len(row) < most and row[-1:] not in [[end] for end in ends] for row in found):
         return None
-    return [row[:-1] if row[-1:] in [[end] for end in ends] else row for row in found]
+    return found
 
 
 class Noise(LogitsProcessor):
@@ -314,7 +329,8 @@ def _through_end(row: list[int], ends: set[int]) -> list[int]:
     return row[: next((at + 1 for at, token in enumerate(row) if token in ends), len(row))]
 
 
-def _text(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+def text_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+    """The words of some tokens, without control tokens, as that which ends an answer."""
     return str(tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
 

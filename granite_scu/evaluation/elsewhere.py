@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,12 @@ from granite_scu.data.sources.documents import Conversation
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.evaluation import statistics
 from granite_scu.evaluation.answer_score import has_phrase, words_of
-from granite_scu.evaluation.answers import BATCH, Question, ask, batches_of, questions_of
+from granite_scu.evaluation.answers import BATCH, Question, batches_of, questions_of, text_of, written
+from granite_scu.evaluation.general_text import Document, batches
 from granite_scu.model.adapters import Switch
 from granite_scu.model.description_length import bits
+from granite_scu.model.drift import Drift
+from granite_scu.model.kl_divergence import drift_of, has_plain_head, states
 from granite_scu.model.loss import token_nats
 
 log = logging.getLogger(__name__)
@@ -41,6 +44,12 @@ BY_CHANCE = 0.05
 LEAST_BITS = 0.1
 """More bits per token that count as lost, where their interval is above 0: a choice, by which a right word is 7 % less
 likely. Less is a difference in style, which paired questions show however small it is."""
+
+DRIFT_ON = 2 * BATCH
+"""Answers on which drift is read: of SmolLM2 some 300 tokens, 1.5 % of the time of a run on a hundred chats."""
+
+READ_AT_ONCE = 1024
+"""Positions of a batch on which drift is read."""
 
 _MULTIPLE = 16
 """Batches are padded to a multiple of so many tokens: no convolution is wider than its input."""
@@ -75,12 +84,14 @@ class Tried:
         answers: those to the first of them, by the names of the models; fewer where the time ran out.
         nats: (questions,) summed cross-entropy of the known answers, by the names of the models.
         tokens: (questions,) tokens of the known answers.
+        drifts: of each model but the first, how far it has moved from that where the first one answers.
     """
 
     questions: list[General]
     answers: dict[str, list[str]]
     nats: dict[str, NDArray[np.float64]]
     tokens: NDArray[np.int64]
+    drifts: Mapping[str, Drift] = field(default_factory=dict)
 
     def knows(self, name: str) -> bool:
         """Whether any answer of a model is right."""
@@ -116,16 +127,56 @@ def try_out(
     for name, switch in switches.items():
         with switch():
             nats[name] = nats_of_answers(model, questions, padding_of(tokenizer))
-    first, answers = next(iter(switches)), {name: [] for name in switches}
+    (first, base), *others = switches.items()
+    rows: dict[str, list[list[int]]] = {name: [] for name in switches}
     began = time.monotonic()
     for some, progress in ((questions[:BATCH], iter), (questions[BATCH:], shown)):  # the phase is announced once
         left = seconds - (time.monotonic() - began)
-        for name, texts in ask(model, tokenizer, some, switches, seconds=left, shown=progress).items():
-            answers[name] += [_first_line(text) if not tokenizer.chat_template else text for text in texts]
+        for name, found in written(model, tokenizer, some, switches, seconds=left, shown=progress).items():
+            rows[name] += found
+        answers = {name: [_words(row, tokenizer) for row in each] for name, each in rows.items()}
         tried = Tried(general, answers, nats, np.array([len(question.answer) for question in questions]))
-        if len(answers[first]) < len(some) or not tried.knows(first):
+        if len(rows[first]) < len(some) or not tried.knows(first):
             break
-    return tried
+    pairs = zip(questions[:DRIFT_ON], rows[first], strict=False)
+    said = [_document(question, row) for question, row in pairs if row]
+    padding = padding_of(tokenizer)
+    drifts = {name: drift_on(model, said, base, switch, padding) for name, switch in others if said}
+    return replace(tried, drifts=drifts)
+
+
+def _document(question: Question, answer: Sequence[int]) -> Document:
+    counted = (False,) * len(question.tokens) + (True,) * len(answer)
+    return Document((*question.tokens, *answer), counted)
+
+
+def drift_on(model: PreTrainedModel, said: Sequence[Document], before: Switch, after: Switch, padding: int) -> Drift:
+    """Drift from one model to another where the first one has answered.
+
+    What it needs for its likeliest answers says little: what it would need at these places for answers of temperature
+    1 is the entropy of its predictions, which is what general text that it draws comes to.
+
+    Args:
+        model: in evaluation mode.
+        said: questions, and its answers, which are counted.
+        before, after: make the model the one and the other.
+        padding: token id.
+    """
+    kl = certainty = torch.zeros((), dtype=torch.float64)
+    rows, counted = batches(said, READ_AT_ONCE, padding), sum(each.n_counted for each in said)
+    plain = has_plain_head(model, rows[0]["input_ids"][:1].to(model.device))
+    for row in rows:
+        ids, positions = row["input_ids"].to(model.device), (row["labels"] != IGNORED).flatten().nonzero().squeeze(1)
+        made = []
+        for switch in (before, after):
+            with switch(), torch.no_grad():
+                made.append(states(model, ids, positions.to(model.device), plain))
+        base, now = made
+        kl = kl + drift_of(model, base, now, plain).cpu()
+        # From the uniform one, which is what states of 0 predict.
+        certainty = certainty + drift_of(model, base, torch.zeros_like(base), plain).cpu()
+    words = len(model.get_output_embeddings().weight)
+    return Drift(bits(float(kl) / counted), bits(math.log(words) - float(certainty) / counted), counted)
 
 
 def as_asked(
@@ -145,9 +196,10 @@ def as_asked(
     return taken, questions, refusals
 
 
-def _first_line(text: str) -> str:
-    """Behind it, a model that knows no chats adds a question of its own."""
-    return text.partition("\n")[0]
+def _words(row: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """An answer. Behind its first line a model that knows no chats adds a question of its own."""
+    text = text_of(tokenizer, row)
+    return text if tokenizer.chat_template else text.partition("\n")[0]
 
 
 def _as_chat(general: General) -> Conversation:
@@ -183,7 +235,8 @@ def together(before: Tried, after: Tried, name: str, other: str) -> Tried:
     """What two models made of the same questions, by their names: of both the answers that both gave."""
     n = min(len(before.answers[name]), len(after.answers[other]))
     answers = {name: before.answers[name][:n], other: after.answers[other][:n]}
-    return Tried(before.questions, answers, {name: before.nats[name], other: after.nats[other]}, before.tokens)
+    nats, drifts = {name: before.nats[name], other: after.nats[other]}, after.drifts if before is after else {}
+    return Tried(before.questions, answers, nats, before.tokens, drifts)
 
 
 def records(tried: Tried, before: str, after: str) -> list[dict[str, Any]]:
@@ -215,7 +268,8 @@ def summary(tried: Tried, before: str, after: str) -> dict[str, Any]:
         ``became_wrong``, ``became_right``; ``lost``, the questions whose answers became wrong; ``chance``, the
         probability of as many more lost than won if each were as likely (sign test); ``bits_before``, ``bits_after``,
         ``tokens`` that they are over, and ``bits_interval`` of their difference over the questions (null of fewer than
-        ten); ``damaged``: more answers were lost than chance explains, or more than ``LEAST_BITS``.
+        ten); ``drift``, see ``drift_on`` (null where nothing was answered); ``damaged``: more answers were lost than
+        chance explains, or more than ``LEAST_BITS``.
     """
     answered = [record for record in records(tried, before, after) if "after" in record]
     lost = [record["question"] for record in answered if record["right_before"] and not record["right_after"]]
@@ -237,8 +291,14 @@ def summary(tried: Tried, before: str, after: str) -> dict[str, Any]:
         "bits_after": bits(math.fsum(tried.nats[after]) / total),
         "bits_interval": None if math.isnan(change.low) else [change.low, change.high],
         "tokens": total,
+        "drift": (moved := tried.drifts.get(after)) and drift_record(moved),
         "damaged": chance < BY_CHANCE or (change.low > 0 and change.mean > LEAST_BITS),
     }
+
+
+def drift_record(found: Drift) -> dict[str, Any]:
+    """As a JSON file has it."""
+    return found._asdict() | {"share": found.share}
 
 
 def sign_test(worse: int, better: int) -> float:

@@ -183,7 +183,7 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
         figures.append(("elsewhere", f"{general.get('became_wrong')} of {general['n']}", f"became wrong, {won} right"))
     if is_number((moved := part(metrics, "drift")).get("share")):
         budget = moved.get("budget")
-        allowed = f"at most {percent(budget)} asked for" if is_number(budget) else "of the base's bits"
+        allowed = f"at most {percent(budget)} asked for" if is_number(budget) else "on general questions"
         figures.append(("drift", percent(moved["share"]), allowed))
     if is_number(metrics.get("adapter_test_bpt")):
         base = compact(metrics.get("base_test_bpt"))

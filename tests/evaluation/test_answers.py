@@ -81,12 +81,12 @@ def test_answers_are_the_same_alone_and_in_a_batch_with_longer_questions(tokeniz
     assert len(set(map(tuple, together))) == 3, "the questions matter"
 
 
-def test_an_answer_stops_before_each_of_the_ends_and_draws_no_random_number():
+def test_an_answer_stops_with_each_of_the_ends_and_draws_no_random_number():
     model, prompts, state = llama(), [[5, 6], [7, 8, 9]], torch.get_rng_state()
     whole = greedy(model, prompts, 6, [], 0)
     ends = {whole[0][3], whole[1][1]}
     assert greedy(model, prompts, 6, sorted(ends), 0) == [
-        list(itertools.takewhile(lambda token: token not in ends, row)) for row in whole
+        row[: 1 + next(at for at, token in enumerate(row) if token in ends)] for row in whole
     ]
     assert torch.equal(state, torch.get_rng_state())
 

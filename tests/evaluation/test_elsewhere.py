@@ -12,6 +12,7 @@ from granite_scu.data.tokens.encoding import encode
 from granite_scu.evaluation import elsewhere
 from granite_scu.evaluation.answers import questions_of
 from granite_scu.evaluation.elsewhere import General, Tried, general_questions, nats_of_answers, summary, try_out
+from granite_scu.evaluation.general_text import Document
 from granite_scu.model import adapters
 from granite_scu.model.loading import load_model, load_tokenizer
 
@@ -57,6 +58,8 @@ def test_a_model_is_scored_on_the_known_answers_and_asked_until_it_is_seen_to_kn
     assert len(tried.questions) == 4 == len(tried.nats["base"])
     assert len(tried.answers["base"]) == len(tried.answers["adapter"]) == 2
     assert tried.answers["base"] != tried.answers["adapter"] and (tried.nats["base"] != tried.nats["adapter"]).all()
+    assert list(tried.drifts) == ["adapter"]
+    assert summary(tried, "base", "adapter")["drift"]["share"] == tried.drifts["adapter"].share > 0
 
 
 def test_a_question_that_the_template_refuses_is_left_out_and_named(model, caplog):
@@ -83,6 +86,26 @@ def test_the_bits_are_those_of_the_answers_words_whatever_stands_in_the_batch(mo
         chances = model(input_ids=ids).logits[0, len(question.tokens) - 1 : -1].log_softmax(-1)
     expected = -chances[range(len(question.answer)), list(question.answer)].sum()
     assert found[4] == pytest.approx(float(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_drift_is_the_kl_where_the_base_answers_over_the_entropy_there(model, monkeypatch, plain):
+    """By the definition in fp64; logits below 10 are right to some 1e-6, and differences of their logarithms are."""
+    monkeypatch.setattr(elsewhere, "has_plain_head", lambda *_: plain)
+    monkeypatch.setattr(elsewhere, "READ_AT_ONCE", 16)
+    said = [Document((5, 6, 7, 8, 9), (False, False, False, True, True)), Document((4, 3, 2), (False, True, True))]
+    found = elsewhere.drift_on(model.get_base_model(), said, model.disable_adapter, nullcontext, 0)
+    kl = entropy = 0.0
+    with torch.no_grad():
+        for document, first in zip(said, (2, 0), strict=True):
+            ids = torch.tensor([document.tokens])
+            now = model(input_ids=ids).logits[0, first:-1].double().log_softmax(-1)
+            with model.disable_adapter():
+                base = model(input_ids=ids).logits[0, first:-1].double().log_softmax(-1)
+            kl += float((base.exp() * (base - now)).sum())
+            entropy -= float((base.exp() * base).sum())
+    bits = 1 / 4 / np.log(2)
+    assert found == pytest.approx((kl * bits, entropy * bits, 4), rel=1e-4)
 
 
 def tried(before: str, after: str, more_nats: float = 0.0) -> Tried:

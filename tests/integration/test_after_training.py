@@ -42,8 +42,13 @@ def test_its_report_has_what_both_models_make_of_test_documents(run):
     assert 1 <= len(found) <= 2 and all(each["prompt"] and each["base"] and each["adapter"] for each in found)
     general = json.loads((run / "elsewhere.json").read_text(encoding="utf-8"))["questions"]
     assert len(general) == 2 and all(each["before"] != each["after"] for each in general)
-    found = json.loads((run / "scu_metrics.json").read_text(encoding="utf-8"))["elsewhere"]
+    metrics = json.loads((run / "scu_metrics.json").read_text(encoding="utf-8"))
+    found, moved = metrics["elsewhere"], metrics["drift"]
     assert found["n"] == 2 and found["bits_after"] != found["bits_before"]
+    assert moved["share"] == found["drift"]["share"] > 0 and (moved["budget"], moved["source"]) == (
+        None,
+        "general questions",
+    )
     assert "What the models write" in (run / "report.html").read_text(encoding="utf-8")
 
 

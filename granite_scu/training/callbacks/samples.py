@@ -147,7 +147,11 @@ class Samples(L.Callback):
         if not tried.questions:
             return
         self.folder.write_json(ELSEWHERE, {"questions": elsewhere.records(tried, *switches)})
-        self._add("elsewhere", elsewhere.summary(tried, *switches))
+        figures = elsewhere.summary(tried, *switches)
+        self._add("elsewhere", figures)
+        if figures["drift"] and "drift" not in self.final.summary:  # with a budget it is that on general text
+            none = dict.fromkeys(("budget", "lambda", "bound", "within"))
+            self._add("drift", {**none, **figures["drift"], "source": "general questions"})
 
     def _add(self, name: str, figures: dict[str, Any]) -> None:
         self.final.summary[name] = figures
