@@ -69,7 +69,8 @@ def _written(model: str, tokenizer: Any, tokens: int, seed: int, rows: int | Non
     from granite_scu.model import base_digest, loading
 
     base = base_digest.record(model)
-    if (kept := general_writing.kept(tokenizer, tokens, seed, base, rows)) is not None:
+    place = general_writing.place_of(tokenizer, tokens, seed, base)
+    if (kept := general_writing.kept(place, tokenizer, rows)) is not None:
         return kept
     device = loading.device_named("auto")
     dtype = loading.WEIGHT_DTYPES[hardware.resolve_precision(None, hardware.detect(device.type))]

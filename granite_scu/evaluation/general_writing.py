@@ -1,8 +1,9 @@
 """General text that the base model writes by itself, at temperature 1.
 
 A model that knows chats is given what its template has before a user's turn, and writes the question; then what invites
-an answer, and writes that too (Magpie, arXiv 2406.08464). Another one begins a text. So drift is an expectation over
-what the model does by itself, and needs no data.
+an answer, and writes that too (Magpie, arXiv 2406.08464). Every second question begins with the first words of one that
+is trained on, for what is near to the data in form is changed first: the answers to "What is the ..." and "Who ...".
+Another model begins a text. So drift is an expectation over what the model does by itself, and needs no data.
 """
 
 import hashlib
@@ -41,6 +42,9 @@ BATCH = 32
 MOST_OF_QUESTION = 64
 """Tokens of a question, with what ends its turn; a longer one is drawn again."""
 
+FIRST_WORDS = 2
+"""Words of a question that is trained on, which one of the model's own begins with: none of what the data are about."""
+
 MOST_OF_TEXT = (64, 256)
 """Tokens of an answer or a text, in one batch and in the next: there are short ones, and long ones with their ends."""
 
@@ -66,6 +70,7 @@ def general_text(
     seed: int,
     console: Console,
     base: Mapping[str, Any] | None = None,
+    questions: Sequence[str] = (),
 ) -> GeneralText:
     """What the base model writes, or has written before on this machine.
 
@@ -76,44 +81,55 @@ def general_text(
         seed: of the draws.
         console: for the progress.
         base: what the base's weights are, see ``base_digest.record``; None, and it is written anew each time.
+        questions: that are trained on; every second one of the model's own begins as one of these.
 
     Raises:
         UserError: the template ends no turn, or the model writes nothing that can be used.
     """
     rows = len(model.get_input_embeddings().weight)
-    if (known := kept(tokenizer, tokens, seed, base, rows)) is not None:
+    openings = _first_words(questions)
+    if (known := kept(place := place_of(tokenizer, tokens, seed, base, openings), tokenizer, rows)) is not None:
         return known
     began = time.monotonic()
     say(f"the base model writes general text, {tokens:,} tokens", console)
-    text = write(model, tokenizer, tokens, seed, console).check()
+    text = write(model, tokenizer, tokens, seed, console, openings).check()
     say(f"it wrote {len(text.documents)} texts in {duration(time.monotonic() - began)}", console)
-    if place := _place(tokenizer, tokens, seed, base):
+    if place:
         with suppress(OSError):  # a home folder may be read-only
             place.parent.mkdir(parents=True, exist_ok=True)
             text.write(place, tokenizer)
     return text
 
 
-def kept(
-    tokenizer: PreTrainedTokenizerBase, tokens: int, seed: int, base: Mapping[str, Any] | None, rows: int | None = None
-) -> GeneralText | None:
-    """What the base model has written on this machine; None where it has not. Arguments as of ``general_text``."""
-    place = _place(tokenizer, tokens, seed, base)
+def kept(place: Path | None, tokenizer: PreTrainedTokenizerBase, rows: int | None = None) -> GeneralText | None:
+    """What the base model has written on this machine before; None where it has not.
+
+    Args:
+        place: see ``place_of``.
+        tokenizer: of the model, with the chat template in use.
+        rows: of the model's embedding; None where nobody knows.
+    """
     if place is not None and place.is_file():
         with suppress(UserError):  # damaged: as if it were not there
             return read(place, tokenizer, rows).check()
     return None
 
 
-def _place(tokenizer: PreTrainedTokenizerBase, tokens: int, seed: int, base: Mapping[str, Any] | None) -> Path | None:
-    """Where the text is kept, by all that it depends on but the device and the precision."""
+def place_of(
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: int,
+    seed: int,
+    base: Mapping[str, Any] | None,
+    openings: Sequence[str] = (),
+) -> Path | None:
+    """Where the text is kept, by all that it depends on but the device and the precision. See ``general_text``."""
     if base is None:
         return None
     facts = {
         "base": sorted(str(each["sha256"]) for each in base["files"].values()),
         "tokenizer": hashlib.sha256(backend_of(tokenizer).to_str().encode()).hexdigest(),
         "template": templates.checksum(tokenizer),
-        "how": [tokens, seed, BATCH, MOST_OF_QUESTION, MOST_OF_TEXT],
+        "how": [tokens, seed, BATCH, MOST_OF_QUESTION, MOST_OF_TEXT, *openings],
     }
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     with suppress(RuntimeError):  # this user has no home folder
@@ -122,10 +138,23 @@ def _place(tokenizer: PreTrainedTokenizerBase, tokens: int, seed: int, base: Map
     return None
 
 
+def _first_words(questions: Sequence[str]) -> list[str]:
+    """What a question of the model's own may begin with: as often as questions that are trained on do."""
+    return [" ".join(question.split()[:FIRST_WORDS]) for question in questions if question.strip()]
+
+
 def write(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tokens: int, seed: int, console: Console
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: int,
+    seed: int,
+    console: Console,
+    openings: Sequence[str] = (),
 ) -> GeneralText:
     """What the base model writes. Draws from a generator of its own; the rest is as of ``general_text``.
+
+    Args:
+        openings: words that every second question begins with, in turn.
 
     Raises:
         UserError: the template ends no turn, or too little of what is written can be used.
@@ -134,7 +163,7 @@ def write(
     progress = tracked(range(tokens), "writing general text", console, announced=False)
     written: dict[Document, None] = {}  # in their order, each once
     drawn = counted = 0
-    for draw in _draws(model, tokenizer, noise):
+    for draw in _draws(model, tokenizer, noise, openings):
         drawn += draw.tokens
         for document in draw.documents:
             if counted < tokens and document not in written:
@@ -158,25 +187,31 @@ class _Draw(NamedTuple):
     tokens: int
 
 
-def _draws(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, noise: Noise) -> Iterator[_Draw]:
+def _draws(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, noise: Noise, openings: Sequence[str]
+) -> Iterator[_Draw]:
     """Batches of chats without end; of plain texts where there is no template, or the model never learned to use it."""
     padding, ends = padding_of(tokenizer), ends_of(model, tokenizer, [])
     if tokenizer.chat_template:
         form = _form(tokenizer)
         stops = sorted({*ends, form.turn_end, form.answer_end})
+        begun = cycle([[*form.opening, *token_ids(Rendered(words, None), tokenizer)] for words in openings])
         for number, most in enumerate(cycle(MOST_OF_TEXT)):
-            openings = [form.opening] * BATCH
-            asked = continuations(model, openings, MOST_OF_QUESTION, stops, padding, noise=noise)
-            kept = [each for each in asked if each[-1] == form.turn_end and _has_words(each, tokenizer)]
+            before = [next(begun, form.opening) if row % 2 else form.opening for row in range(BATCH)]
+            asked = continuations(model, before, MOST_OF_QUESTION, stops, padding, noise=noise)
+            kept = [
+                (opening, each)
+                for opening, each in zip(before, asked, strict=True)
+                if each[-1] == form.turn_end and _has_words(each, tokenizer)
+            ]
             if number == 0 and len(kept) < KNOWS_CHATS * BATCH:
                 log.info("the base model ends no question by its chat template, so it writes plain text")
                 break
-            prompts = [(*form.opening, *each, *form.between) for each in kept]
+            prompts = [(*opening, *each, *form.between) for opening, each in kept]
             said = continuations(model, prompts, most, stops, padding, noise=noise) if prompts else []
-            pairs = zip(kept, said, strict=True)
             found = [
-                _joined((form.opening, False), (question, True), (form.between, False), (answer, True))
-                for question, answer in pairs
+                _joined((opening, False), (question, True), (form.between, False), (answer, True))
+                for (opening, question), answer in zip(kept, said, strict=True)
                 if _has_words(answer, tokenizer)
             ]
             yield _Draw(found, sum(map(len, [*asked, *said])))

@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.request import Request
 from granite_scu.data.datamodule import TextDataModule
-from granite_scu.evaluation import general_text, general_writing
+from granite_scu.evaluation import answers, general_text, general_writing
 from granite_scu.evaluation.general_text import GeneralText
 from granite_scu.model import base_digest
 from granite_scu.model.modes import evaluation_mode
@@ -79,6 +79,17 @@ def _find(run: PreparedRun, module: GraniteModule) -> GeneralText:
         return run.general
     # Of an adapter to start from the base's files say nothing: what is written with it is not kept for others.
     base = None if run.start else base_digest.record(run.request.base.name)
+    asked, seed = run.request.drift, run.request.seed
     return general_writing.general_text(
-        module.language_model, run.tokenizer, run.request.drift.general_tokens, run.request.seed, run.console, base
+        module.language_model, run.tokenizer, asked.general_tokens, seed, run.console, base, _questions(run)
     )
+
+
+def _questions(run: PreparedRun) -> list[str]:
+    """A sample of those that are trained on; of a stream, and of texts, none."""
+    if not (blocks := getattr(run.data, "train", None)) or run.request.data.stream:
+        return []
+    found = answers.questions_of(
+        blocks.stream, run.tokenizer, answers.beginning_in(blocks), general_writing.BATCH, run.request.seed
+    )
+    return [question.text for question in found]
