@@ -16,7 +16,7 @@ from granite_scu.config.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 REAL = "smollm2"
-BASES = {"tiny-prose-dense": ROOT / "evidence" / "bases" / "tiny-prose-dense"}
+BASES = {"tiny-prose-dense": ROOT / "research" / "evidence" / "bases" / "tiny-prose-dense"}
 """Those that are neither embedded nor fetched."""
 
 C = TypeVar("C")

@@ -44,7 +44,7 @@ from benchmarks.drift_grid import CELLS, Cell, more, saved
 from granite_scu.cli import guard
 from granite_scu.cli.console import WIDE, make_console
 
-RESULTS = ROOT / "evidence" / "drift" / "runs.jsonl"
+RESULTS = ROOT / "research" / "evidence" / "drift" / "runs.jsonl"
 Line = dict[str, Any]
 
 

@@ -26,7 +26,7 @@ class Cell:
         arm: ``plain``; ``loop`` holds a budget of drift; ``fixed`` has a lambda times drift, and ``inputs`` one times
             drift on its own records (LwF); ``size`` holds a setpoint of S; ``replay`` trains on general text too.
         value: the budget, lambda, setpoint, or times the share of tokens that an anchor has.
-        text: kind of general text that the loop has, one of ``drift_training.WRITERS``.
+        text: general text that the loop has: ``free`` or ``near``, see ``drift_training``.
         seed: of the run.
     """
 
@@ -70,7 +70,14 @@ def more(line: dict[str, Any], point: dict[str, Any], what: str) -> float:
 def _cells(
     setting: tuple[str, str, int, float], rates: tuple[float, ...], *arms: tuple[str, tuple[float, ...]], seed: int = 0
 ) -> list[Cell]:
-    return [Cell(*setting, rate, arm, value, seed=seed) for arm, values in arms for rate in rates for value in values]
+    """Of the real model's chats an anchor has text that is near, as a run writes it; other bases write plain text."""
+    near = setting[0] == REAL and setting[1] != "text"
+    return [
+        Cell(*setting, rate, arm, value, "near" if near and arm in ("loop", "fixed") else "free", seed)
+        for arm, values in arms
+        for rate in rates
+        for value in values
+    ]
 
 
 _SMALL = [
@@ -90,6 +97,7 @@ CELLS = [
     *(cell for setting in _SMALL for cell in _cells(setting, _SMALL_RATES, _PLAIN)),
     *_cells(_FACTS, (1e-3, 3e-4), _PLAIN),
     *_cells(_FACTS, (1e-3,), ("loop", BUDGETS[:2]), ("fixed", LAMBDAS[:1])),
+    *(Cell(*_FACTS, 1e-3, "loop", budget) for budget in BUDGETS[:2]),  # free
     *_cells(_FACTS, (3e-3,), _PLAIN, ("loop", BUDGETS[:1])),
     *_cells(_FACTS, (1e-3,), ("loop", BUDGETS[2:3]), ("fixed", LAMBDAS[1:2]), _REPLAY, ("size", SETPOINTS[:1])),
     *(cell for setting in _SMALL for cell in _cells(setting, _SMALL_RATES[:1], *_OTHERS)),

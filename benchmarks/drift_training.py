@@ -4,7 +4,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,9 @@ from granite_scu.storage.run_folder import read_json
 from granite_scu.training.drift import trained
 from granite_scu.training.recipe import prepare, train
 
-FREE = "free"
-WRITERS: dict[str, Callable[..., GeneralText]] = {FREE: general_writing.write}
-"""What makes each kind of general text, of a model, its tokenizer, a number of tokens, a seed and a console. What the
-base writes freely is what drift is measured on in every cell."""
+FREE, NEAR = "free", "near"
+"""Kinds of general text: what the base writes freely, on which drift is measured in every cell; and what a run has it
+write by itself, where every second question begins as one that is trained on."""
 
 CHECKPOINTS, AVERAGED = 5, 3
 SCALES = (0.75, 0.5, 0.25)
@@ -74,8 +73,11 @@ def run(cell: Cell, name: str, folder: Path) -> dict[str, Any]:
         folder: where the general texts are kept.
     """
     torch.set_num_threads(1)
-    texts = {kind: general_file(cell.base, name, kind, folder) for kind in {FREE, cell.text}}
     made, tokenizer = lesson(cell.data, cell.records), loading.load_tokenizer(name)
+    texts = {FREE: general_file(name, folder / f"general-{cell.base}.jsonl")}
+    if cell.text == NEAR:
+        place = folder / f"general-{cell.base}-near-{cell.data}-{cell.records}.jsonl"
+        texts[NEAR] = general_file(name, place, [record["messages"][0]["content"] for record in made.train])
     general, judge = (general_text.read(texts[kind], tokenizer) for kind in (cell.text, FREE))
     measured = Measured(cell, made, judge, time.process_time())
     with tempfile.TemporaryDirectory() as working:
@@ -99,16 +101,17 @@ def run(cell: Cell, name: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def general_file(base: str, name: str, kind: str, folder: Path) -> Path:
-    """The file of general text of this kind, written by the base where it is not there yet."""
-    path = folder / f"general-{base}-{kind}.jsonl"
+def general_file(name: str, path: Path, questions: Sequence[str] = ()) -> Path:
+    """The file of general text, written by the base of this name where it is not there yet."""
     if not path.is_file():
         tokenizer = loading.load_tokenizer(name)
         dtype = loading.WEIGHT_DTYPES[hardware.resolve_precision(None, hardware.detect("cpu"))]
         model = loading.load_model(BaseConfig(name), dtype).eval()
         with torch.no_grad():
-            text = WRITERS[kind](model, tokenizer, DriftConfig.general_tokens, 0, Console(stderr=True))
-        text.check().write(path, tokenizer)
+            text = general_writing.general_text(
+                model, tokenizer, DriftConfig.general_tokens, 0, Console(stderr=True), questions=questions
+            )
+        text.write(path, tokenizer)
     return path
 
 

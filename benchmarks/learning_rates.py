@@ -33,7 +33,7 @@ from benchmarks.learning_rates_grid import CELLS, Cell, lost, saved
 from granite_scu.cli import guard
 from granite_scu.cli.console import WIDE, make_console
 
-RESULTS = ROOT / "evidence" / "rates" / "runs.jsonl"
+RESULTS = ROOT / "research" / "evidence" / "rates" / "runs.jsonl"
 
 
 def main() -> int:
