@@ -78,7 +78,9 @@ def holds(lines: Iterable[Line]) -> Table:
     rows: dict[tuple, dict[float, str]] = {}
     for line in sorted(loops, key=_setting):
         rows.setdefault(_setting(line), {})[line["value"]] = _held(line)
-    made = Table(title="drift at the end, on general text that no arm has seen, over the budget; lambda")
+    made = Table(
+        title="drift at the end, on general text that the loop did not see, over the budget; lambda, ! at a bound"
+    )
     for name in ("base", "data", "records", "rate", "seed", *(f"{budget:.1%}" for budget in budgets)):
         made.add_column(name, justify="left" if name in ("base", "data") else "right")
     for (base, data, records, _, rate, text, seed), row in rows.items():
@@ -91,8 +93,8 @@ def holds(lines: Iterable[Line]) -> Table:
 def _held(line: Line) -> str:
     if "failed" in line:
         return "diverged"
-    loop, drift = line["loop"], line["points"]["end"]["drift"]
-    return f"{drift / line['value']:.2f} ({loop['lambda']:.2g}{'!' * loop['at_bound']})"
+    loop = line["loop"]
+    return f"{loop['held_out'] / line['value']:.2f} ({loop['lambda']:.2g}{'!' * loop['at_bound']})"
 
 
 def pays(lines: Iterable[Line]) -> Table:

@@ -1,5 +1,6 @@
 """The cells of ``benchmarks/drift.py``, those that tell most first."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -68,16 +69,20 @@ def more(line: dict[str, Any], point: dict[str, Any], what: str) -> float:
 
 
 def _cells(
-    setting: tuple[str, str, int, float], rates: tuple[float, ...], *arms: tuple[str, tuple[float, ...]], seed: int = 0
+    settings: Sequence[tuple], rates: tuple[float, ...], *arms: tuple[str, tuple[float, ...]], seed: int = 0
 ) -> list[Cell]:
     """Of the real model's chats an anchor has text that is near, as a run writes it; other bases write plain text."""
-    near = setting[0] == REAL and setting[1] != "text"
     return [
-        Cell(*setting, rate, arm, value, "near" if near and arm in ("loop", "fixed") else "free", seed)
+        Cell(*setting, rate, arm, value, "near" if _has_near(setting) and arm in ("loop", "fixed") else "free", seed)
         for arm, values in arms
-        for rate in rates
         for value in values
+        for rate in rates
+        for setting in settings
     ]
+
+
+def _has_near(setting: tuple) -> bool:
+    return bool(setting[0] == REAL and setting[1] != "text")
 
 
 _SMALL = [
@@ -86,29 +91,27 @@ _SMALL = [
     for base in ("tiny-granite-h", "tiny-prose-dense")
 ]
 _SMALL_RATES = (3e-3, 1e-3, 1e-2)
-_FACTS, _FORMAT, _STYLE, _TEXT = (
-    (REAL, *lesson) for lesson in (("facts", 100, 8.0), ("format", 100, 3.0), ("style", 100, 3.0), ("text", 200, 2.0))
+_FACTS, _OTHERS = (
+    [(REAL, *lesson) for lesson in lessons]
+    for lessons in ([("facts", 100, 8.0)], [("format", 100, 3.0), ("style", 100, 3.0), ("text", 200, 2.0)])
 )
 _PLAIN, _REPLAY, _INPUTS = ("plain", (0.0,)), ("replay", (1.0,)), ("inputs", (1.0, 0.1))
-_OTHERS = (("fixed", LAMBDAS), ("size", SETPOINTS), _REPLAY, _INPUTS)
 
 CELLS = [
-    *(cell for setting in _SMALL for cell in _cells(setting, _SMALL_RATES, ("loop", BUDGETS))),
-    *(cell for setting in _SMALL for cell in _cells(setting, _SMALL_RATES, _PLAIN)),
-    *_cells(_FACTS, (1e-3, 3e-4), _PLAIN),
-    *_cells(_FACTS, (1e-3,), ("loop", BUDGETS[:2]), ("fixed", LAMBDAS[:1])),
-    *(Cell(*_FACTS, 1e-3, "loop", budget) for budget in BUDGETS[:2]),  # free
-    *_cells(_FACTS, (3e-3,), _PLAIN, ("loop", BUDGETS[:1])),
+    *_cells(_SMALL, _SMALL_RATES, ("loop", BUDGETS[:1])),
+    *_cells(_SMALL, _SMALL_RATES[:2], _PLAIN),
+    *_cells(_FACTS, (1e-3,), _PLAIN, ("loop", BUDGETS[:2]), ("fixed", LAMBDAS[:1])),
+    *(Cell(*setting, 1e-3, "loop", budget) for setting in _FACTS for budget in BUDGETS[:2]),  # free
+    *_cells(_SMALL, _SMALL_RATES, ("loop", BUDGETS[1:])),
+    *_cells(_SMALL, _SMALL_RATES[2:], _PLAIN),
+    *_cells(_FACTS, (3e-4, 3e-3), _PLAIN),
     *_cells(_FACTS, (1e-3,), ("loop", BUDGETS[2:3]), ("fixed", LAMBDAS[1:2]), _REPLAY, ("size", SETPOINTS[:1])),
-    *(cell for setting in _SMALL for cell in _cells(setting, _SMALL_RATES[:1], *_OTHERS)),
-    *(cell for lesson in (_FORMAT, _STYLE, _TEXT) for cell in _cells(lesson, (1e-3,), _PLAIN, ("loop", BUDGETS[:2]))),
+    *_cells(_SMALL, _SMALL_RATES[:1], ("fixed", LAMBDAS), ("size", SETPOINTS), _REPLAY, _INPUTS),
+    *_cells(_OTHERS, (1e-3,), _PLAIN, ("loop", BUDGETS[:2])),
     *_cells(_FACTS, (1e-3,), ("loop", BUDGETS[3:]), ("fixed", LAMBDAS[2:]), ("size", SETPOINTS[1:]), _INPUTS),
     *(cell for seed in (1, 2) for cell in _cells(_FACTS, (1e-3,), _PLAIN, ("loop", BUDGETS[:2]), seed=seed)),
-    *(cell for seed in (1, 2) for setting in _SMALL
-      for cell in _cells(setting, _SMALL_RATES[:1], _PLAIN, ("loop", BUDGETS[:3]), seed=seed)),
-    *_cells(_FACTS, (3e-4, 3e-3), ("loop", BUDGETS[1:3]), ("fixed", LAMBDAS[:2])),
-    *(cell for lesson in (_FORMAT, _STYLE, _TEXT)
-      for cell in _cells(lesson, (3e-4, 3e-3), _PLAIN, ("loop", BUDGETS[:2]))),
-    *(cell for lesson in (_FORMAT, _STYLE, _TEXT)
-      for cell in _cells(lesson, (1e-3,), ("fixed", LAMBDAS[:2]), _REPLAY, ("size", SETPOINTS[:1]))),
-]  # fmt: skip
+    *(cell for seed in (1, 2) for cell in _cells(_SMALL, _SMALL_RATES[:1], _PLAIN, ("loop", BUDGETS[:3]), seed=seed)),
+    *_cells(_FACTS, (3e-4, 3e-3), ("loop", BUDGETS[:3]), ("fixed", LAMBDAS[:2])),
+    *_cells(_OTHERS, (3e-4, 3e-3), _PLAIN, ("loop", BUDGETS[:2])),
+    *_cells(_OTHERS, (1e-3,), ("fixed", LAMBDAS[:2]), _REPLAY, ("size", SETPOINTS[:1])),
+]

@@ -95,7 +95,7 @@ def run(cell: Cell, name: str, folder: Path) -> dict[str, Any]:
         "steps": summary["steps"],
         "step_tokens": prepared.length.tokens_per_step,
         "tokens": prepared.data.train.n_inputs,
-        **({"loop": _of_loop(history)} if summary.get("drift") else {}),
+        **({"loop": _of_loop(summary["drift"], history)} if request.drift.max_drift else {}),
         **measured.found,
         "train_s": round(summary["train_time_s"], 1),
     }
@@ -178,11 +178,12 @@ def _as_record(document: Document, tokenizer: Any) -> Record:
     return chat(*said) if len(said) == 2 else {"text": "".join(said)}
 
 
-def _of_loop(history: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How a run with an anchor went: its last tick, and share of drift and lambda at every one."""
+def _of_loop(drift: dict[str, Any], history: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How a run with an anchor went: drift at the end on what of its text the loop did not see, and each tick."""
     last = history[-1]
     return {
-        "share": last["drift"],
+        "held_out": drift["share"],
+        "steering": last["drift"],
         "lambda": last["lambda"],
         "at_bound": bool(last.get("saturated")),
         "course": [[tick["step"], round(tick["drift"], 5), float(f"{tick['lambda']:.4g}")] for tick in history],

@@ -15,7 +15,7 @@ LOOP = Cell("tiny-granite-h", "facts", 100, 8, 1e-3, "loop", 0.02)
 
 
 def line(cell: Cell, **points: dict) -> dict:
-    loop = {"share": 0.02, "lambda": 4.5, "at_bound": True}
+    loop = {"held_out": 0.021, "lambda": 4.5, "at_bound": True}
     return {**asdict(cell), "at_base": BASE, "points": points, "loop": loop, "train_cpu_s": 12.4}
 
 
