@@ -57,6 +57,10 @@ ELSEWHERE = {
 LOGGED = ("scu/data_bpt", "scu/param_bpt", "scu/s", "scu/s_target", "scu/lambda", "scu/drift_bpt", "scu/drift")
 """What the trainer's log lines get of a tick."""
 
+BEYOND = 1000.0
+"""In place of a loss where drift is beyond the budget, and more the further it is: no loss of a language model is so
+large."""
+
 REPLICATED = {DistributedType.NO} | {kind for kind in DistributedType if kind.name.startswith("MULTI_")}
 """Ways to train in which every process has the adapter as a whole."""
 
@@ -73,7 +77,10 @@ class ShannonCallback(TrainerCallback, ExportableState):
 
     With ``max_drift`` it holds drift at most there in the place of S, and lambda multiplies drift. Its general text is
     kept as ``general.jsonl`` in ``output_dir``; drift on what the loop never sees is logged, ``scu/drift_held_out``, at
-    each evaluation and at the end.
+    each evaluation and at the end. Evaluations then have ``eval_drift`` and ``eval_loss_in_budget``, the loss, or more
+    than 1000 where drift is beyond the budget: with ``load_best_model_at_end=True``,
+    ``metric_for_best_model="loss_in_budget"`` and ``greater_is_better=False`` the trainer keeps the best within it, or
+    the nearest.
 
     Args:
         target_s: the setpoint S*, a ratio in (0, 1), or auto: pi's setpoint is moved at every tick by the slope of the
@@ -226,8 +233,20 @@ class ShannonCallback(TrainerCallback, ExportableState):
                     "" if held else "; lower the learning rate, train for more steps, or raise it")  # fmt: skip
         self._stop()
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._tell_drift(state)
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Tell drift, and give the trainer what it can choose the best adapter by."""
+        share = self._tell_drift(state)
+        if share is not None and metrics is not None and "eval_loss" in metrics:
+            beyond = share - MARGIN * float(self._drift.max_drift or 0)
+            metrics["eval_drift"] = share
+            metrics["eval_loss_in_budget"] = metrics["eval_loss"] if beyond <= 0 else BEYOND * (1 + beyond)
 
     def _tell_drift(self, state: TrainerState) -> float | None:
         """Put the share of drift on what the loop never sees into the trainer's log; None where none is held."""

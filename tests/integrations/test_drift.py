@@ -1,12 +1,14 @@
 """The callback holds drift: as the application does on the same weights and text, and on to the same after a stop."""
 
+from functools import partial
+
 import lightning as L
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from rounding import OF_SMALL, turned
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, Trainer
 
 from granite_scu.config.settings import (
     TINY_MODEL,
@@ -21,7 +23,7 @@ from granite_scu.data.blocks.packing import padding_of
 from granite_scu.evaluation.general_text import Document, GeneralText
 from granite_scu.integrations.adapter import Adapter
 from granite_scu.integrations.transformers import ShannonCallback
-from granite_scu.model.drift import anchor_tokens, steering_tokens
+from granite_scu.model.drift import MARGIN, anchor_tokens, steering_tokens
 from granite_scu.model.loading import load_tokenizer
 from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.shannon_control import ShannonControl
@@ -60,7 +62,7 @@ def held(base, text, tokenizer, examples, trainer, ticks, tmp_path):
     """Trains the dense model under the callback; returns the trainer, and its ticks."""
     text.write(tmp_path / "text.jsonl", tokenizer)
 
-    def run(begin=None, resume=None, max_drift=BUDGET, steps=STEPS, **settings):
+    def run(begin=None, resume=None, max_drift=BUDGET, steps=STEPS, every=None, **settings):
         torch.manual_seed(0)
         model = get_peft_model(
             AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
@@ -76,6 +78,10 @@ def held(base, text, tokenizer, examples, trainer, ticks, tmp_path):
         }
         callback = ShannonCallback(max_drift=max_drift, **(own | settings))
         saving = {"save_strategy": "steps", "save_steps": 5}
+        if every:
+            choosing = {"metric_for_best_model": "loss_in_budget", "load_best_model_at_end": True}
+            saving |= {"eval_strategy": "steps", "eval_steps": every, "save_steps": every, "greater_is_better": False}
+            saving |= choosing | {"cls": partial(Trainer, eval_dataset=examples(steps))}
         made = trainer(model, examples(steps), callback, tokenizer=tokenizer, learning_rate=RATE, **saving)
         made.train(resume_from_checkpoint=resume)
         return made, ticks(made)
@@ -119,6 +125,21 @@ def test_it_drifts_less_than_without_a_budget(held):
     run, found = held(max_drift=share / 4, steps=24)
     assert run.state.log_history[-1]["scu/drift_held_out"] < share / 2
     assert all("s_target" not in tick and 0 < tick["s"] < 1 for tick in found)
+
+
+def test_the_trainer_can_keep_the_best_adapter_within_the_budget(held):
+    """The loss falls all along, and drift grows: within a budget between the second and the third evaluation the second
+    is the best, and below all of them the first is the nearest."""
+    weak = {"every": 3, "lambda_init": 1e-3, "lambda_max": 1e-3}
+    free, _ = held(max_drift="99%", **weak)
+    told = [each["scu/drift_held_out"] for each in free.state.log_history if "scu/drift_held_out" in each]
+    losses = [each["eval_loss"] for each in free.state.log_history if "eval_loss" in each]
+    assert told[:4] == sorted(told[:4]) and losses == sorted(losses, reverse=True) and free.state.best_global_step == 12
+    for budget, best in ((sum(told[1:3]) / 2 / MARGIN, 6), (told[0] / 2, 3)):
+        run, _ = held(max_drift=budget, **weak)
+        assert run.state.best_global_step == best
+        # The adapter that is kept is measured last, from weights that have been through a file.
+        assert run.state.log_history[-1]["scu/drift_held_out"] == pytest.approx(told[best // 3 - 1], rel=1e-4)
 
 
 def test_a_resumed_run_holds_on_to_the_same_lambda(held, tmp_path):
