@@ -45,7 +45,7 @@ from granite_scu.training.recipe import prepare, train
 
 FREE, NEAR = "free", "near"
 """Kinds of general text: what the base writes freely, on which drift is measured in every cell; and what a run has it
-write by itself, where every second question begins as one that is trained on."""
+write by itself, where each question begins as one that is trained on."""
 
 CHECKPOINTS, AVERAGED = 5, 3
 SCALES = (0.75, 0.5, 0.25)

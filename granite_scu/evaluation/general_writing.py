@@ -1,9 +1,9 @@
 """General text that the base model writes by itself, at temperature 1.
 
 A model that knows chats is given what its template has before a user's turn, and writes the question; then what invites
-an answer, and writes that too (Magpie, arXiv 2406.08464). Every second question begins with the first words of one that
-is trained on, for what is near to the data in form is changed first: the answers to "What is the ..." and "Who ...".
-Another model begins a text. So drift is an expectation over what the model does by itself, and needs no data.
+an answer, and writes that too (Magpie, arXiv 2406.08464). Each question begins with the first words of one that is
+trained on, for what is near to the data in form is changed first: the answers to "What is the ..." and "Who ...". Held
+there, the rest is held too; docs/guides/keep-what-it-knows.md has figures. Another model begins a text.
 """
 
 import hashlib
@@ -81,7 +81,7 @@ def general_text(
         seed: of the draws.
         console: for the progress.
         base: what the base's weights are, see ``base_digest.record``; None, and it is written anew each time.
-        questions: that are trained on; every second one of the model's own begins as one of these.
+        questions: that are trained on; each of the model's own begins as one of these. None, and it writes freely.
 
     Raises:
         UserError: the template ends no turn, or the model writes nothing that can be used.
@@ -154,7 +154,7 @@ def write(
     """What the base model writes. Draws from a generator of its own; the rest is as of ``general_text``.
 
     Args:
-        openings: words that every second question begins with, in turn.
+        openings: words that a question begins with, in turn.
 
     Raises:
         UserError: the template ends no turn, or too little of what is written can be used.
@@ -197,7 +197,7 @@ def _draws(
         stops = sorted({*ends, form.turn_end, form.answer_end})
         begun = cycle([[*form.opening, *token_ids(Rendered(words, None), tokenizer)] for words in openings])
         for number, most in enumerate(cycle(MOST_OF_TEXT)):
-            before = [next(begun, form.opening) if row % 2 else form.opening for row in range(BATCH)]
+            before = [next(begun, form.opening) for _ in range(BATCH)]
             asked = continuations(model, before, MOST_OF_QUESTION, stops, padding, noise=noise)
             kept = [
                 (opening, each)

@@ -71,12 +71,12 @@ def test_of_a_chat_what_was_drawn_is_counted_and_the_template_is_not(talker, tok
         assert answer.endswith("<|end_of_text|>") or len(tokenizer(answer)["input_ids"]) >= 64
 
 
-def test_about_every_second_question_begins_as_one_that_is_trained_on(talker, tokenizer):
-    """Those words are given, so they are not counted; which questions end is chance, so the share is not exact."""
+def test_a_question_begins_as_one_that_is_trained_on(talker, tokenizer):
+    """Those words are given, so they are not counted."""
     found = write(talker, tokenizer, TOKENS, 0, CONSOLE, ["What is", "Who"]).documents
     before = [chat_of(document, tokenizer).partition("«")[0].removeprefix("<|start_of_role|>user<|end_of_role|>")
               for document in found]  # fmt: skip
-    assert set(before) == {"", "What is", "Who"}
+    assert set(before) == {"What is", "Who"}
 
 
 def test_the_text_follows_its_seed_and_draws_nothing_from_anybody_else(talker, tokenizer):
