@@ -81,7 +81,7 @@ def held(base, text, tokenizer, examples, trainer, ticks, tmp_path):
         if every:
             choosing = {"metric_for_best_model": "loss_in_budget", "load_best_model_at_end": True}
             saving |= {"eval_strategy": "steps", "eval_steps": every, "save_steps": every, "greater_is_better": False}
-            saving |= choosing | {"cls": partial(Trainer, eval_dataset=examples(steps))}
+            saving |= choosing | {"cls": partial(Trainer, eval_dataset=examples(2))}
         made = trainer(model, examples(steps), callback, tokenizer=tokenizer, learning_rate=RATE, **saving)
         made.train(resume_from_checkpoint=resume)
         return made, ticks(made)
