@@ -156,11 +156,15 @@ def check_files(arguments: list[str]) -> None:
                 raise UserError(f"--config {value}: there is no such file, and none of that name comes along ({along})")
 
 
-def check_plain(path: Path) -> dict[str, Any]:
+def check_plain(path: Path, asked: Collection[str] = ()) -> dict[str, Any]:
     """The configuration that lies in a run folder, which may name no code: a folder may come from anybody.
 
     Settings of Lightning's Trainer may name classes and functions of any module, which are then imported and called.
-    In a file that the user gives with ``--config`` they may.
+    So may the controller. In a file that the user gives with ``--config`` they may.
+
+    Args:
+        path: of the file.
+        asked: dotted keys that the user gives a value; the file's own is not taken.
 
     Raises:
         UserError: a setting that is neither a number, a switch nor a plain word, or is in none of our groups.
@@ -174,6 +178,12 @@ def check_plain(path: Path) -> dict[str, Any]:
             continue
         if not isinstance(settings, dict) or group not in (*flags.GROUPS, "trainer"):
             raise UserError(f"{path}: {group} is no group of settings; the file is not as a run has written it")
+        law = str(settings.get("controller")) if group == "control" else ""
+        if ":" in law and "control.controller" not in asked:
+            raise UserError(
+                f"{path}: control.controller names code, which a run folder may not; where you trust it, add "
+                f"--controller {law}"
+            )
         for name, value in settings.items() if group == "trainer" else ():
             if isinstance(value, list | dict) or (isinstance(value, str) and not re.fullmatch(r"[\w:+-]*", value)):
                 raise UserError(

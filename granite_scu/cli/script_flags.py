@@ -170,7 +170,7 @@ def _settings_of_the_run(given: dict[str, Any]) -> list[str]:
     file = folder / "config.yaml"
     if not file.is_file():
         return []
-    settings = config_layers.check_plain(file)
+    settings = config_layers.check_plain(file, given)
     given.setdefault("run.overwrite", False)  # that it replaced another run once does not mean that it may again
     given.setdefault("run.output_dir", str(folder))
     _find_files(given, settings, folder)

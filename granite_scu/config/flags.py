@@ -212,7 +212,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--fsdp", "run.fsdp"),
     ),
     "controller": (
-        _flag("--controller", "control.controller", help=f"the law that sets lambda: {', '.join(CONTROLLERS)}"),
+        _flag("--controller", "control.controller", help="the law that sets lambda: "
+              f"{', '.join(CONTROLLERS)}; or a class, package.module:Class"),
         _flag("--target-s", "control.target_s", share, "setpoint S* as a share, such as 0.1 or 10%; "
               "auto finds it during the run, from the slope of the held-out loss"),
         _flag("--kp", "control.kp"),
@@ -251,6 +252,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--cpr-bound", "control.cpr_bound", default="what it takes after --cpr-warmup ticks"),
         _flag("--cpr-warmup", "control.cpr_warmup"),
         _flag("--replay", "control.replay"),
+        _flag("--controller-args", "control.controller_args", default="none"),
         _flag("--measure", "control.measure"),
         _flag("--actuator", "control.actuator"),
         _flag("--n-tokens", "prior.n_tokens", default="supervised tokens of the training set"),

@@ -15,7 +15,8 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from granite_scu.config.errors import UserError
-from granite_scu.control import FROM_LAMBDA_INIT
+from granite_scu.config.outside import parse_json
+from granite_scu.control import find, tracks
 
 TINY_MODEL = "tiny-granite-h"
 """The name of the embedded model."""
@@ -125,10 +126,26 @@ def check_template_args(arguments: list[str] | None) -> None:
     Raises:
         UserError: one is not of the form name=value.
     """
+    _check_named(arguments, "--chat-template-args", "enable_thinking=false")
+
+
+def _check_named(arguments: list[str] | None, flag: str, example: str) -> None:
     for argument in arguments or []:
         name, _, value = argument.partition("=")
-        is_one = name.isidentifier() and value != ""
-        _check(is_one, "--chat-template-args", argument, "must be name=value, such as enable_thinking=false")
+        _check(name.isidentifier() and value != "", flag, argument, f"must be name=value, such as {example}")
+
+
+def named_values(arguments: list[str] | None) -> dict[str, Any]:
+    """The values of ``name=value``, in JSON or as texts; a list is a tuple."""
+    found: dict[str, Any] = {}
+    for argument in arguments or []:
+        name, _, value = argument.partition("=")
+        try:
+            made = parse_json(value)
+        except ValueError:
+            made = value
+        found[name] = tuple(made) if isinstance(made, list) else made
+    return found
 
 
 def check_system(prompt: str) -> str:
@@ -420,7 +437,7 @@ class ControlConfig:
     Each controller takes the settings that it knows; null is its own default, found in its file in ``control``.
 
     Attributes:
-        controller: name of the law, one of ``CONTROLLERS``.
+        controller: name of the law, one of ``CONTROLLERS``, or where its class is, as ``package.module:Class``.
         target_s: the setpoint S*, a share such as 0.1 or 10%, or auto: pi's setpoint is moved at every tick by the
             slope of the held-out loss. No share serves all data and models (docs/research/results.md), so none is the
             default. A law without a setpoint ignores it.
@@ -440,6 +457,7 @@ class ControlConfig:
             cpr_warmup ticks.
         cpr_warmup: of cpr: ticks before a bound that is not given is taken.
         replay: of replay: run folder or scu_history.json whose lambda is repeated.
+        controller_args: settings of the law that have no flag, such as gain=0.3; a value is JSON or a text.
         measure: what ParamBPT counts: delta (the update) or factors (A and B themselves, initialisation included).
         actuator: how lambda acts: loss (its gradient joins the loss's) or decoupled (shrinks the update after a step).
     """
@@ -459,6 +477,7 @@ class ControlConfig:
     cpr_bound: float | None = None
     cpr_warmup: int | None = None
     replay: str | None = None
+    controller_args: list[str] | None = None
     measure: Literal["delta", "factors"] = "delta"
     actuator: Literal["loss", "decoupled"] = "loss"
 
@@ -479,12 +498,29 @@ class ControlConfig:
         bounds = f"must lie in [{low:g}, {high:g}] (--lambda-min, --lambda-max)"
         lambdas = {"--lambda-init": self.lambda_init, "--lambda-end": self.lambda_end}
         _require((lambda value: low <= value <= high, bounds), lambdas)
+        _check_named(self.controller_args, "--controller-args", "gain=0.3")
         self._check_combination()
+
+    @property
+    def of_law(self) -> dict[str, Any]:
+        """All that a law may be built of, as ``control.build`` takes it. A class from outside is imported.
+
+        Raises:
+            ValueError: there is no law of that name.
+            UserError: its first lambda is one for the loss, and lambda acts in another way.
+        """
+        starts_for_loss = "lambda_init" in find(self.controller).__dataclass_fields__ and self.lambda_init is None
+        remedy = f"{self.controller}'s first lambda is one for the loss, here thousands of times too weak"
+        _check(not starts_for_loss or self.actuator == "loss", "--actuator", self.actuator,
+               f"{remedy}; give --lambda-init")  # fmt: skip
+        found = {name: value for name, value in vars(self).items() if name not in ("controller", "every")}
+        if not tracks(self.controller):
+            found["target_s"] = None  # the configuration has one or auto; a law that uses none is not judged by it
+        return found | {"own": named_values(found.pop("controller_args"))}
 
     def _check_combination(self) -> None:
         """What a law knows beforehand, it knows of the update and of a lambda in the loss."""
         law, scheduled = self.controller, self.kp is None or self.ki is None
-        starts_for_loss = law in FROM_LAMBDA_INIT and self.lambda_init is None
         for flag, value, only, applies, remedy in (
             ("--measure", self.measure, "delta", law == "cascade", "cascade works with delta alone"),
             ("--measure", self.measure, "delta", law == "pi" and self.target_s == "auto",
@@ -492,8 +528,6 @@ class ControlConfig:
             ("--actuator", self.actuator, "loss", law == "cascade", "cascade works with loss alone"),
             ("--actuator", self.actuator, "loss", law == "cpr",
              "cpr works with loss alone: its lambda grows in steps that are made for that"),
-            ("--actuator", self.actuator, "loss", starts_for_loss,
-             f"{law}'s first lambda is one for the loss, here thousands of times too weak; give --lambda-init"),
             ("--measure", self.measure, "delta", law == "pi" and scheduled,
              "pi cannot schedule its gains by it, for A is not zero before training; give --kp and --ki"),
         ):  # fmt: skip

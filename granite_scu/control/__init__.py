@@ -1,11 +1,12 @@
 """Controllers of lambda: pure Python, each a frozen dataclass with a pure ``update``.
 
-A new one is a class in a file of its own and a line in ``CONTROLLERS``.
+Others are named by where their class is, as ``package.module:Class``.
 """
 
 import difflib
-from collections.abc import Callable
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from importlib import import_module
 from typing import Any, cast
 
 from granite_scu.control.laws.auto import START, AutoSetpoint
@@ -14,7 +15,7 @@ from granite_scu.control.laws.cascade import Cascade
 from granite_scu.control.laws.cpr import CPR
 from granite_scu.control.laws.i import Integral
 from granite_scu.control.laws.kl import KL
-from granite_scu.control.laws.open_loop import Cosine, Fixed, Linear, NoControl
+from granite_scu.control.laws.open_loop import Cosine, Fixed, Linear, NoControl, OpenLoop
 from granite_scu.control.laws.original import Original
 from granite_scu.control.laws.p import Proportional
 from granite_scu.control.laws.pi import PI
@@ -24,11 +25,8 @@ from granite_scu.control.laws.replay import Replay
 __all__ = [
     "CONTROLLERS",
     "CPR",
-    "FROM_LAMBDA_INIT",
     "KL",
     "PI",
-    "STEERING",
-    "TRACKING",
     "AutoSetpoint",
     "Cascade",
     "Controller",
@@ -44,6 +42,8 @@ __all__ = [
     "Proportional",
     "Replay",
     "build",
+    "find",
+    "tracks",
 ]
 
 CONTROLLERS: dict[str, type[Controller[Any]]] = {
@@ -65,42 +65,70 @@ CONTROLLERS: dict[str, type[Controller[Any]]] = {
 AUTO = "auto"
 """In place of a setpoint: the run finds it."""
 
-STEERING = ("pi", "p", "i", "original")
-"""The controllers that move lambda so that S holds a setpoint."""
-TRACKING = (*STEERING, "projection")
-"""The controllers that follow a setpoint of S."""
-FROM_LAMBDA_INIT = tuple(name for name, law in CONTROLLERS.items() if "lambda_init" in law.__dataclass_fields__)
-"""The controllers whose first lambda is ``lambda_init``. The others have none, or that of a recording, or start from 0;
-cascade starts from the one that pi expects to hold S* = 20 %."""
+
+def find(name: str) -> type[Controller[Any]]:
+    """The class of a controller, by its name or as ``package.module:Class``, which is then imported.
+
+    Raises:
+        ValueError: there is none, or the class is no controller.
+    """
+    if name in CONTROLLERS:
+        return CONTROLLERS[name]
+    module, colon, kind = name.partition(":")
+    if not colon:
+        close = difflib.get_close_matches(name, CONTROLLERS, n=1)
+        hint = f"; did you mean {close[0]}?" if close else "; others are given as package.module:Class"
+        raise ValueError(f"no controller is called {name!r}; there are {', '.join(CONTROLLERS)}{hint}")
+    try:
+        found = getattr(import_module(module), kind)
+    except Exception as error:  # it runs code that is not ours
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"cannot be imported ({reason}); the folder of {module} must be on PYTHONPATH") from error
+    known = {*dir(found), *getattr(found, "__dataclass_fields__", ())}
+    if lacks := [part for part in _PARTS if part not in known]:
+        raise ValueError(f"is no controller, for it lacks {', '.join(lacks)}; extend one of granite_scu.control.laws")
+    if not (isinstance(found, type) and is_dataclass(found) and found.__hash__):
+        raise ValueError("is no controller, for it is no frozen dataclass; put @dataclass(frozen=True) before it")
+    return cast(type[Controller[Any]], found)
 
 
-def build(name: str, **settings: Any) -> Controller[Any]:
+_PARTS = ("needs_kl", "needs_slopes", "setpoint", "initial_strength", "init", "update")
+"""What ``Controller`` has."""
+
+
+def tracks(name: str) -> bool:
+    """Whether the controller of that name follows a setpoint of S. Raises ValueError as ``find`` does."""
+    law = find(name)
+    return "setpoint" in law.__dataclass_fields__ and not issubclass(law, OpenLoop)
+
+
+def build(name: str, own: Mapping[str, Any] | None = None, **settings: Any) -> Controller[Any]:
     """The controller of that name, with those of the settings that are its fields.
 
     One set of settings serves every controller, so the others are passed over; None stands for a field's own default.
+    ``own`` are settings that are this controller's alone, and must be fields of it.
     ``target_s`` means ``setpoint``; where it is auto, pi's setpoint is moved by ``AutoSetpoint``.
 
     >>> build("fixed", target_s=0.02, kp=1.0, lambda_init=0.1)
     Fixed(setpoint=0.02, ema_alpha=0.5, lambda_init=0.1)
 
     Raises:
-        ValueError: there is no controller of that name, a setting without a default is not given, or one is out of its
-            range.
+        ValueError: there is no controller of that name, a setting without a default is not given, one is out of its
+            range, or one of its own is none of its fields.
     """
-    if name not in CONTROLLERS:
-        close = difflib.get_close_matches(name, CONTROLLERS, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ValueError(f"no controller is called {name!r}; there are {', '.join(CONTROLLERS)}{hint}")
+    constructor: Callable[..., Controller[Any]] = find(name)
     if settings.get("target_s") == AUTO:
         if name != "pi":
             raise ValueError(f"give target_s a number, such as 0.1: {AUTO} moves the setpoint of pi alone")
-        return AutoSetpoint(cast(PI, build(name, **settings | {"target_s": START})))
+        return AutoSetpoint(cast(PI, build(name, own, **settings | {"target_s": START})))
     if "target_s" in settings:
         settings["setpoint"] = settings.pop("target_s")
-    constructor: Callable[..., Controller[Any]] = CONTROLLERS[name]
-    own = fields(CONTROLLERS[name])
-    given = {f.name: settings[f.name] for f in own if settings.get(f.name) is not None}
-    for field in own:
+    known = fields(find(name))
+    names = [field.name for field in known]
+    if unknown := [each for each in own or () if each not in names]:
+        raise ValueError(f"has no setting {unknown[0]}; there are {', '.join(names)}")
+    given = {each: settings[each] for each in names if settings.get(each) is not None} | dict(own or {})
+    for field in known:
         if field.name not in given and field.default is MISSING and field.default_factory is MISSING:
             wanted = "target_s" if field.name == "setpoint" else field.name
             raise ValueError(f"give {wanted}; {name} has none by default")

@@ -4,7 +4,6 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -29,7 +28,7 @@ from granite_scu.config.settings import (
     check_drift,
     holding_drift,
 )
-from granite_scu.control import TRACKING, AutoSetpoint, Controller, build
+from granite_scu.control import AutoSetpoint, Controller, build
 from granite_scu.control.units import per_cent
 from granite_scu.data.blocks.packing import padding_of
 from granite_scu.evaluation import general_text
@@ -404,12 +403,9 @@ def _of_arguments() -> Iterator[None]:
 
 
 def _build(config: ControlConfig) -> Controller:
-    settings = {name: value for name, value in asdict(config).items() if name not in ("controller", "every")}
-    if config.controller not in TRACKING:
-        settings["target_s"] = None
     try:
-        return build(config.controller, **settings)
-    except ValueError as error:
+        return build(config.controller, **config.of_law)
+    except (TypeError, ValueError) as error:
         raise ValueError(f"controller {config.controller}: {error}") from None
 
 

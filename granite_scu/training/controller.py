@@ -2,7 +2,6 @@
 
 import logging
 import math
-from dataclasses import asdict
 from typing import Any
 
 from granite_scu import control
@@ -25,21 +24,19 @@ def build_controller(config: ControlConfig, total_steps: int | None = None) -> c
         config: of the controller.
         total_steps: optimizer steps of the run, which a recording must cover; None where they are not yet known.
     """
-    settings = {name: value for name, value in asdict(config).items() if name not in ("controller", "every")}
-    if config.controller not in control.TRACKING:
-        settings["target_s"] = None  # the configuration has one or auto; a law that uses none is not judged by it
+    recording = {}
     if config.controller == "replay":
-        settings |= _recording(config, total_steps)
+        recording = _recording(config, total_steps)
     elif config.replay is not None:
         raise UserError(
             f"--replay {config.replay}: --controller {config.controller} repeats no recording; give --controller "
             "replay, or leave --replay out"
         )
     try:
-        law = control.build(config.controller, **settings)
+        law = control.build(config.controller, **config.of_law | recording)
         short = isinstance(law, control.AutoSetpoint) and total_steps is not None
         return law.in_a_run_of(total_steps // config.every) if short else law
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise UserError(f"--controller {config.controller}: {error}") from error
 
 
@@ -81,7 +78,7 @@ def without_validation(request: Request) -> Request:
                 f"{flag}: acts by validations, and nothing is held out to validate on (--held-out-share 0); leave it "
                 "out, or give --validation-data"
             )
-    if config.controller not in control.STEERING or config.target_s != control.AUTO or request.drift.max_drift:
+    if config.controller != "pi" or config.target_s != control.AUTO or request.drift.max_drift:
         return request
     _log.warning("nothing is held out to validate on, by which S* would be found: plain LoRA (--controller none)")
     return request.with_values({"control.controller": "none"})
@@ -99,7 +96,7 @@ def check_equilibrium_stop(config: ControlConfig) -> None:
     if config.measure != "delta":
         reason = "judges how far the weights moved by how far S rose from 0, where that measure does not start"
         raise UserError(f"--stop-at-equilibrium: --measure {config.measure}: {reason}; use --early-stopping")
-    if config.controller not in control.STEERING:
+    if not control.tracks(config.controller):
         name = config.controller
         reason = "moves its own setpoint, so S never" if name == "cascade" else "closes no loop, so nothing"
         raise UserError(f"--stop-at-equilibrium: --controller {name} {reason} settles; use --early-stopping")
@@ -111,7 +108,7 @@ def check_equilibrium_stop(config: ControlConfig) -> None:
     if isinstance(config.target_s, float) and (1 + Equilibrium.band) * config.target_s >= 1:
         reason = f"its band of {Equilibrium.band:.0%} reaches to 1, which S cannot cross, so nothing can be shown"
         raise UserError(f"--stop-at-equilibrium: --target-s {config.target_s:g}: {reason}; take at most 0.9")
-    own = control.CONTROLLERS[config.controller].__dataclass_fields__.get("deadband")
+    own = control.find(config.controller).__dataclass_fields__.get("deadband")
     if own is None:  # a law without one passes it over
         return
     width = own.default if config.deadband is None else config.deadband

@@ -403,7 +403,7 @@ def _monitor(run: PreparedRun) -> Monitor:
 
 def _reachability(run: PreparedRun) -> ReachabilityMonitor | None:
     config = run.request.control
-    if config.controller not in control.TRACKING or run.setpoint is None:
+    if not control.tracks(config.controller) or run.setpoint is None:
         return None
     planned = PlannedRates(run.request.optimizer, run.length.steps)
     law, bounds = Reachability(run.setpoint, run.growth), (config.lambda_min, config.lambda_max)

@@ -223,8 +223,9 @@ def check_resumable(resume: Resume, law: str, steps: int, now: dict[str, Any], o
         how = "was found during the run" if flag == AUTO else f"is {flag}"
         raise UserError(f"{where} its setpoint {how}; resume with --target-s {flag}")
     if own != law:
-        flag = next((name for name, known in CONTROLLERS.items() if known.__name__ == own), "pi")
-        raise UserError(f"{where} its controller is {flag}; resume with --controller {flag}")
+        kinds = {law.__name__: name for name, law in CONTROLLERS.items()} | {AutoSetpoint.__name__: "pi"}
+        flag = kinds.get(own, f"package.module:{own}")
+        raise UserError(f"{where} its controller is {kinds.get(own, own)}; resume with --controller {flag}")
     finished = resume.in_place and RunFolder(resume.path.parent).finished
     if resume.step > steps or (resume.step == steps and finished):
         raise UserError(

@@ -46,7 +46,6 @@ ROOT = Path(__file__).parents[2]
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.cli.console import WIDE, make_console
 from granite_scu.config.errors import UserError
-from granite_scu.control import TRACKING
 from granite_scu.storage.run_folder import require_writable
 from research.comparison.protocol import PRECISION
 from research.run_store import RunStore, working_folder
@@ -56,6 +55,8 @@ from research.tracking.report import describe_origin, origins, print_table
 from research.tracking.runs import course, run_all
 
 SEEDS = 3
+LAWS = ("pi", "p", "i", "original", "projection")
+"""Those that follow a setpoint."""
 EXAMPLE = "kp=2 ki=0.3 isolate_documents"
 
 
@@ -69,7 +70,7 @@ def build_parser() -> Parser:
     parser.add_argument("--data-dir", nargs="+", default=list(CORPORA), help="corpora, embedded or your own")
     parser.add_argument("--seeds", type=int, help=f"seeds of every combination, {SEEDS} where none are given; --quick "
                         "has its own")  # fmt: skip
-    parser.add_argument("--controller", default="pi", choices=TRACKING, help="the law")
+    parser.add_argument("--controller", default="pi", choices=LAWS, help="the law")
     parser.add_argument("--set", nargs="+", default=[], metavar="FLAG[=VALUE]", help="flags of the training script for "
                         f"every run, without their leading hyphens: {EXAMPLE}")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at once, one thread each")

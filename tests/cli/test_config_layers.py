@@ -316,6 +316,7 @@ def test_an_error_names_the_users_file_and_not_that_of_the_test_runs_defaults(la
         ("trainer: {callbacks: [{class_path: this.X}]}\n", "trainer.callbacks names code"),
         ("trainer: {logger: lightning.pytorch.loggers.CSVLogger}\n", "trainer.logger names code"),
         ("trainer: {plugins: {class_path: this.X}}\n", "trainer.plugins names code"),
+        ("control: {controller: 'this:X'}\n", "control.controller names code"),
         ("model: {class_path: this.X}\n", "model is no group of settings"),
         ("data: mine.yaml\n", "data is no group of settings"),
     ],

@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from granite_scu.control import CONTROLLERS, PI, AutoSetpoint, Fixed, NoControl, build
+from granite_scu.control import CONTROLLERS, PI, AutoSetpoint, Fixed, NoControl, build, find, tracks
 
 
 def test_a_controller_is_built_by_name_from_the_settings_it_has():
@@ -27,6 +27,65 @@ def test_a_controller_is_an_immutable_value(name):
     assert is_dataclass(controller)
     assert controller == build(name, **settings)
     assert hash(controller) == hash(build(name, **settings))
+
+
+OUTSIDE = """
+from dataclasses import dataclass
+
+from granite_scu.control.laws.base import Output
+from granite_scu.control.laws.feedback import Feedback
+
+
+@dataclass(frozen=True)
+class Stepping(Feedback):
+    factor: float = 1.2
+
+    def act(self, error, reg_strength):
+        return Output(reg_strength * (self.factor if error > 0 else 1 / self.factor))
+
+
+class Thawed(Stepping):
+    __hash__ = None
+
+
+class Other:
+    pass
+"""
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """A module of laws that nobody here knows."""
+    (tmp_path / "their_laws.py").write_text(OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("their_laws", None)
+
+
+def test_a_controller_from_outside_is_built_as_those_here_are(outside):
+    law = build("their_laws:Stepping", own={"factor": 1.5}, target_s=0.03, kp=2.0, lambda_init=0.1)
+    assert (type(law).__name__, law.setpoint, law.lambda_init, law.factor) == ("Stepping", 0.03, 0.1, 1.5)
+    assert tracks("their_laws:Stepping") and not tracks("fixed") and tracks("pi")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("their_laws:Stepper", "cannot be imported.*Stepper.*PYTHONPATH"),
+        ("no_such_module:Stepping", "cannot be imported.*no_such_module.*PYTHONPATH"),
+        ("their_laws:Other", "is no controller, for it lacks needs_kl"),
+        ("their_laws:Thawed", "no frozen dataclass"),
+        ("stepping", "no controller is called 'stepping'.*package.module:Class"),
+    ],
+)
+def test_what_is_no_controller_is_refused(outside, name, words):
+    with pytest.raises(ValueError, match=words):
+        find(name)
+
+
+def test_a_setting_that_a_controller_has_not_is_refused(outside):
+    with pytest.raises(ValueError, match=r"has no setting gain; there are setpoint, .*factor"):
+        build("their_laws:Stepping", own={"gain": 1.0}, target_s=0.03)
 
 
 def test_a_setting_that_is_none_leaves_the_controllers_own_default():

@@ -11,9 +11,8 @@ from peft import PeftModel
 from rounding import OF_EMBEDDED, rounding
 from transformers import AutoModelForCausalLM
 
-from granite_scu import control
 from granite_scu.config.settings import DataConfig
-from granite_scu.control import CONTROLLERS, FROM_LAMBDA_INIT
+from granite_scu.control import CONTROLLERS
 from granite_scu.control.laws.cascade import PROBED_SCALE
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.model.loading import load_tokenizer, resolve
@@ -233,7 +232,7 @@ def test_a_configuration_and_its_controllers_name_alone_are_one_law(name):
         (("--controller", "cpr", "--actuator", "decoupled"), "--actuator decoupled: cpr works with loss alone: its"),
         *(
             (("--controller", law, "--actuator", "decoupled"), f"decoupled: {law}'s first lambda is one for the loss")
-            for law in FROM_LAMBDA_INIT
+            for law in ("fixed", "i", "kl")
         ),
         (("--target-s", "much"), "--target-s much: is no share, such as 10% or 0.1, and not auto"),
     ],
@@ -277,15 +276,6 @@ def test_a_recorded_lambda_that_weighed_another_penalty_is_warned_of(train, trai
     log = lambda run: (run / "logs" / "training.log").read_text(encoding="utf-8")  # noqa: E731
     assert "sigma^2 N" not in log(trained(*flags))
     assert "so the same lambda holds the adapter 0.01 times as hard" in log(train(*flags, "--prior-sigma", 0.2))
-
-
-def test_the_laws_that_start_from_lambda_init_are_known():
-    """By what they do with it, so that a new one is not forgotten."""
-    recorded = {"steps": (1,), "strengths": (0.3,)}
-    for name in CONTROLLERS:
-        own = recorded if name == "replay" else {}
-        starts = control.build(name, target_s=0.02, lambda_init=0.123, **own).initial_strength == 0.123
-        assert starts == (name in FROM_LAMBDA_INIT), name
 
 
 def test_the_recording_is_not_overwritten_by_its_own_replay(launch, recorded):

@@ -3,9 +3,10 @@ from dataclasses import replace
 import pytest
 from tracked import CELL, stored_runs
 
-from granite_scu.control import TRACKING, build
+from granite_scu.control import build
 from research.comparison import evidence
 from research.tracking import grid as tracking_grid
+from research.tracking.command import LAWS
 from research.tracking.grid import grid, quick
 
 
@@ -52,6 +53,6 @@ def test_finished_runs_keep_their_names():
 
 
 def test_a_run_of_an_earlier_training_is_not_reported(monkeypatch):
-    before = [replace(CELL, controller=law).key() for law in TRACKING]
+    before = [replace(CELL, controller=law).key() for law in LAWS]
     monkeypatch.setattr(evidence, "VERSION", evidence.VERSION + 1)
-    assert not {replace(CELL, controller=law).key() for law in TRACKING} & {*before}
+    assert not {replace(CELL, controller=law).key() for law in LAWS} & {*before}
