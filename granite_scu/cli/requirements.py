@@ -36,6 +36,7 @@ from granite_scu.model.mamba2.packages import version_of
 from granite_scu.model.mamba2.proof import Sizes
 from granite_scu.storage.run_folder import RunFolder, nearest
 from granite_scu.training import memory_budget
+from granite_scu.training.controller import build_controller
 from granite_scu.training.logger_checks import check_loggers
 from granite_scu.training.output_folder import claimed
 from granite_scu.training.resume import Resume, open_checkpoint
@@ -168,7 +169,8 @@ def _open_files(request: Request) -> None:
         if is_path(source):
             readable_files(source)
     if request.lora.adapter and not request.run.resume:  # a checkpoint has what it needs of the adapter
-        initial_adapter.check_control(request.control.controller, request.control.actuator)
+        control = request.control
+        initial_adapter.check_control(control.controller, control.actuator, build_controller(control))
         initial_adapter.lora_of(request.lora, initial_adapter.open_start(request.lora.adapter, request.base.name))
 
 

@@ -442,12 +442,12 @@ class ControlConfig:
             slope of the held-out loss. No share serves all data and models (docs/research/results.md), so none is the
             default. A law without a setpoint ignores it.
         every: optimizer steps between ticks; null takes 10, and fewer in a short run.
-        kp: proportional gain: change of ln lambda per unit of error, which pi takes in the logit of S and p in ln S;
-            of original in S, and of kl in KL/KL* - 1, both per tick.
-        ki: integral gain, per tick; of i in ln S.
+        kp: proportional gain: change of ln lambda per unit of error, which pi takes in the logit of S, and kl in
+            KL/KL* - 1, per tick.
+        ki: integral gain, per tick.
         ema_alpha: weight of the newest measurement in the smoothed ln S; 1 does not smooth. Of pi what is logged, what
             the deadband looks at and what judges the run (reachability, equilibrium): the law has a filter of its own.
-        deadband: errors |ln(S / S*)| below this leave the integral alone; of original |S - S*|, and lambda.
+        deadband: errors |ln(S / S*)| below this leave the integral alone.
         lambda_init: lambda at the start.
         lambda_min: lower bound of lambda.
         lambda_max: upper bound of lambda.
@@ -509,12 +509,13 @@ class ControlConfig:
             ValueError: there is no law of that name.
             UserError: its first lambda is one for the loss, and lambda acts in another way.
         """
-        starts_for_loss = "lambda_init" in find(self.controller).__dataclass_fields__ and self.lambda_init is None
+        law = find(self.controller)
+        starts_for_loss = "lambda_init" in law.__dataclass_fields__ and self.lambda_init is None
         remedy = f"{self.controller}'s first lambda is one for the loss, here thousands of times too weak"
         _check(not starts_for_loss or self.actuator == "loss", "--actuator", self.actuator,
                f"{remedy}; give --lambda-init")  # fmt: skip
         found = {name: value for name, value in vars(self).items() if name not in ("controller", "every")}
-        if not tracks(self.controller):
+        if not tracks(law):
             found["target_s"] = None  # the configuration has one or auto; a law that uses none is not judged by it
         return found | {"own": named_values(found.pop("controller_args"))}
 

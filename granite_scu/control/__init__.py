@@ -13,13 +13,9 @@ from granite_scu.control.laws.auto import START, AutoSetpoint
 from granite_scu.control.laws.base import Controller, Measurement, Output
 from granite_scu.control.laws.cascade import Cascade
 from granite_scu.control.laws.cpr import CPR
-from granite_scu.control.laws.i import Integral
 from granite_scu.control.laws.kl import KL
 from granite_scu.control.laws.open_loop import Cosine, Fixed, Linear, NoControl, OpenLoop
-from granite_scu.control.laws.original import Original
-from granite_scu.control.laws.p import Proportional
 from granite_scu.control.laws.pi import PI
-from granite_scu.control.laws.projection import Projection
 from granite_scu.control.laws.replay import Replay
 
 __all__ = [
@@ -32,14 +28,10 @@ __all__ = [
     "Controller",
     "Cosine",
     "Fixed",
-    "Integral",
     "Linear",
     "Measurement",
     "NoControl",
-    "Original",
     "Output",
-    "Projection",
-    "Proportional",
     "Replay",
     "build",
     "find",
@@ -52,12 +44,8 @@ CONTROLLERS: dict[str, type[Controller[Any]]] = {
     "linear": Linear,
     "cosine": Cosine,
     "pi": PI,
-    "p": Proportional,
-    "i": Integral,
-    "original": Original,
     "kl": KL,
     "cpr": CPR,
-    "projection": Projection,
     "replay": Replay,
     "cascade": Cascade,
 }
@@ -77,8 +65,9 @@ def find(name: str) -> type[Controller[Any]]:
     module, colon, kind = name.partition(":")
     if not colon:
         close = difflib.get_close_matches(name, CONTROLLERS, n=1)
-        hint = f"; did you mean {close[0]}?" if close else "; others are given as package.module:Class"
-        raise ValueError(f"no controller is called {name!r}; there are {', '.join(CONTROLLERS)}{hint}")
+        hint = f"; did you mean {close[0]}?" if close else ""
+        known = f"there are {', '.join(CONTROLLERS)}, and others as package.module:Class"
+        raise ValueError(f"no controller is called {name!r}; {known}{hint}")
     try:
         found = getattr(import_module(module), kind)
     except Exception as error:  # it runs code that is not ours
@@ -96,10 +85,9 @@ _PARTS = ("needs_kl", "needs_slopes", "setpoint", "initial_strength", "init", "u
 """What ``Controller`` has."""
 
 
-def tracks(name: str) -> bool:
-    """Whether the controller of that name follows a setpoint of S. Raises ValueError as ``find`` does."""
-    law = find(name)
-    return "setpoint" in law.__dataclass_fields__ and not issubclass(law, OpenLoop)
+def tracks(law: type[Controller[Any]]) -> bool:
+    """Whether controllers of a class follow a setpoint of S."""
+    return "setpoint" in {field.name for field in fields(law)} and not issubclass(law, OpenLoop)
 
 
 def build(name: str, own: Mapping[str, Any] | None = None, **settings: Any) -> Controller[Any]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import LoraConfig, listed
+from granite_scu.control import Controller
 from granite_scu.control.diagnostics.ceiling import Matrix
 from granite_scu.model import adapter_files, saved_adapter
 from granite_scu.model.description_length import by_expert
@@ -138,7 +139,7 @@ def lora_of(config: LoraConfig, start: InitialAdapter) -> LoraConfig:
     return replace(config, **own, targets=listed(targets))
 
 
-def check_control(controller: str, actuator: str) -> None:
+def check_control(controller: str, actuator: str, law: Controller[Any]) -> None:
     """Refuse what acts on the whole update, where only the way from the adapter is to be held back.
 
     Raises:
@@ -147,9 +148,10 @@ def check_control(controller: str, actuator: str) -> None:
     reasons = {
         "decoupled": "it shrinks A and B, which leads to no adapter at all; what leads back to the one that training "
         "starts from has twice the rank",
-        "projection": "it scales A and B down, which leads to no adapter at all, not to where training starts",
         "cascade": "it asks what the whole adapter is worth at another size, and S measures only what is added to it",
     }
+    if own := getattr(law, "refuses_adapter", None):
+        reasons[controller] = own
     for flag, value in (("--actuator", actuator), ("--controller", controller)):
         if value in reasons:
             raise UserError(f"{flag} {value}: cannot go together with --adapter: {reasons[value]}")

@@ -31,7 +31,7 @@ def read_recording(
     """
     history = _find(Path(path).expanduser())
     settings = _settings(history.with_name(CONTROL_CONFIG))
-    projected = settings.get("controller") == "projection"
+    projected = str(settings.get("controller")).rpartition(":")[2].lower() == "projection"
     require(not projected, "is of a projection, which sets no lambda; give a run of another controller")
     for name, here in (acting or {}).items():
         there = settings.get(name, here)

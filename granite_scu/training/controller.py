@@ -96,7 +96,7 @@ def check_equilibrium_stop(config: ControlConfig) -> None:
     if config.measure != "delta":
         reason = "judges how far the weights moved by how far S rose from 0, where that measure does not start"
         raise UserError(f"--stop-at-equilibrium: --measure {config.measure}: {reason}; use --early-stopping")
-    if not control.tracks(config.controller):
+    if not control.tracks(control.find(config.controller)):
         name = config.controller
         reason = "moves its own setpoint, so S never" if name == "cascade" else "closes no loop, so nothing"
         raise UserError(f"--stop-at-equilibrium: --controller {name} {reason} settles; use --early-stopping")

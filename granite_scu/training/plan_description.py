@@ -3,7 +3,6 @@
 from typing import Any
 
 from granite_scu.config.settings import SHORT_PRECISIONS
-from granite_scu.control import tracks
 from granite_scu.control.units import counted, duration, per_cent
 from granite_scu.hardware.cards import CARDS
 
@@ -143,6 +142,6 @@ def _controller(facts: dict[str, Any]) -> str:
         return f"{name} sets lambda every {every} so that drift is at most {per_cent(budget)}, on general text: {text}"
     if isinstance(target, str):
         return f"{name} sets lambda every {every}, and S* is found during the run"
-    if target is not None and tracks(name):
+    if target is not None:
         return f"{name} sets lambda every {every} so that S reaches S* = {per_cent(target)}"
     return f"{name}, without a setpoint for S"

@@ -109,8 +109,7 @@ def prepare(
     # What no machine and no text can change.
     check_trainer(request.trainer)
     check_loggers(request.run.loggers, request.run.logger_offline)
-    if controller is None:
-        build_controller(request.control)
+    law = controller or build_controller(request.control)
     if request.run.stop_at_equilibrium:
         check_equilibrium_stop(request.control)
 
@@ -124,7 +123,7 @@ def prepare(
 
     # The model's tokenizer with the chat template, and the adapter to start from.
     tokenizer = templates.of_data(tokenizer or loading.load_tokenizer(request.base.name), request.data)
-    start = _open_start(request, resume)
+    start = _open_start(request, resume, law)
     if start:
         request = replace(request, lora=initial_adapter.lora_of(request.lora, start))
     config = loading.known_config(request.base.name)
@@ -289,11 +288,13 @@ def _course(run: PreparedRun) -> dict[str, Any]:
     return course_of(run.request, run.machine, run.length.steps, run.setpoint, run.intervals.validation)
 
 
-def _open_start(request: Request, resume: Resume | None) -> initial_adapter.InitialAdapter | None:
+def _open_start(
+    request: Request, resume: Resume | None, law: control.Controller
+) -> initial_adapter.InitialAdapter | None:
     path, base = request.lora.adapter, request.base.name
     if path is None:
         return None
-    initial_adapter.check_control(request.control.controller, request.control.actuator)
+    initial_adapter.check_control(request.control.controller, request.control.actuator, law)
     if resume and not Path(path).expanduser().is_dir():  # the checkpoint has all that is needed of it
         return initial_adapter.from_checkpoint(resume.path, path, base, resume.state["frozen"])
     return initial_adapter.open_start(path, base)
@@ -403,7 +404,7 @@ def _monitor(run: PreparedRun) -> Monitor:
 
 def _reachability(run: PreparedRun) -> ReachabilityMonitor | None:
     config = run.request.control
-    if not control.tracks(config.controller) or run.setpoint is None:
+    if not control.tracks(type(run.controller)) or run.setpoint is None:
         return None
     planned = PlannedRates(run.request.optimizer, run.length.steps)
     law, bounds = Reachability(run.setpoint, run.growth), (config.lambda_min, config.lambda_max)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from granite_scu.config.errors import UserError
-from granite_scu.control import AUTO, CONTROLLERS, AutoSetpoint
+from granite_scu.control import AUTO, AutoSetpoint
 from research.comparison.protocol import EVAL_STEPS, PRECISION, TRAINING, VALIDATION_TOKENS, Task
 from research.comparison.record import BASE, fault, outcome
+from research.laws import LAWS
 from research.run_store import RunStore
 
 VERSION = 2
@@ -84,7 +85,7 @@ class Spec:
         """The controller's gains and bounds: those set, and the product's defaults. With others it is another run."""
         # The inner loop's first, of which a law that has one sets some.
         acting = (*INNER.get(self.controller, ()), self.controller)
-        known = [field for law in acting for field in fields(CONTROLLERS[law])]
+        known = [field for law in acting for field in fields(LAWS[law])]
         own = {field.name: field.default for field in known if field.default is not MISSING}
         given = {name: self.settings.get(f"control.{name}", default) for name, default in own.items()}
         rule = {"rule": AUTO_RULE, **asdict(AutoSetpoint())}

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, TypeVar
 
-from granite_scu.control import CONTROLLERS
 from research.comparison.evidence import Evidence, Spec
 from research.comparison.protocol import AUTO, CASCADE, PI, Arm, Protocol, Task
 from research.comparison.record import BASE
+from research.laws import LAWS
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Plan:
         self.arms = [
             arm
             for arm in protocol.arms
-            if (arms is None or arm.name in arms) and arm.settings["control.controller"] in CONTROLLERS
+            if (arms is None or arm.name in arms) and arm.settings["control.controller"] in LAWS
         ]
         self.seeds = protocol.seeds[:seeds]
         self.known: dict[Any, Any] = {}
@@ -125,7 +125,7 @@ class Plan:
         if arm.at_chosen:
             settings["control.target_s"] = self.setpoint()
         if arm.derive == "pi-start":
-            start = CONTROLLERS["pi"](setpoint=self.setpoint()).initial_strength
+            start = LAWS["pi"](setpoint=self.setpoint()).initial_strength
             settings["control.lambda_init"] = _rounded(start)
         elif arm.derive:
             source = self.record(self._source(cell))

@@ -30,6 +30,7 @@ from granite_scu.training.recipe import prepare, train
 from research.comparison.data import ComparedData, place_of
 from research.comparison.evidence import Evidence, Spec
 from research.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOKENS
+from research.laws import place_of as place_of_law
 from research.run_store import write_record
 
 RESEARCH = Path(__file__).parents[1]
@@ -93,6 +94,7 @@ def dotted_settings(spec: Spec, settings: dict[str, Any], folder: Path) -> dict[
         "run.samples": 0,
         "trainer.limit_val_batches": VALIDATION_TOKENS,  # the text is cut to size itself
     }
+    given["control.controller"] = place_of_law(given["control.controller"])
     if (base := RESEARCH / str(given["base.name"])).is_dir():
         given["base.name"] = str(base)
     if task.train_tokens:

@@ -7,11 +7,11 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import product
 from typing import Any
 
-from granite_scu.control import CONTROLLERS
 from granite_scu.data.sources import files, hub
 from granite_scu.data.sources import read as sources
 from granite_scu.data.sources.corpora import EMBEDDED
 from research.comparison import evidence
+from research.laws import LAWS
 
 STEPS, EVERY, TOKENS = 1400, 10, 24_576
 """Of a run: its optimizer steps, those from tick to tick, and N."""
@@ -48,7 +48,7 @@ class TrackingCell:
 
     def key(self) -> str:
         """Names the finished run; it changes with the law's defaults and code, and with a text of the user's own."""
-        law = {field.name: field.default for field in fields(CONTROLLERS[self.controller])}
+        law = {field.name: field.default for field in fields(LAWS[self.controller])}
         law = {name: str(default) for name, default in law.items() if default is not MISSING}
         # Without what is "", as those runs are named that were finished before it was part of the name.
         own = {name: value for name, value in asdict(self).items() if name not in ("content", "precision") or value}

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from granite_scu.config.errors import UserError
+from research.laws import place_of
 from research.tracking.grid import CORPORA, EVERY, TOKENS, TrackingCell, moved
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +53,7 @@ def request_of(cell: TrackingCell, folder: str) -> Any:
             "--warmup-steps", "20", "--eval-steps", str(cell.steps), "--control-every", str(EVERY),
             "--learning-rate", str(cell.learning_rate), "--lora-r", str(cell.rank),
             "--lora-alpha", str(2 * cell.rank), "--seed", str(cell.seed),
-            "--controller", cell.controller, "--target-s", str(cell.setpoint), *cell.settings,
+            "--controller", place_of(cell.controller), "--target-s", str(cell.setpoint), *cell.settings,
         ]
     )  # fmt: skip
     from granite_scu.cli import request_parser as cli
@@ -71,7 +72,7 @@ def request_of(cell: TrackingCell, folder: str) -> Any:
         "--learning-rate": (request.optimizer.learning_rate, cell.learning_rate),
         "--lora-r": (request.lora.rank, cell.rank),
         "--seed": (request.seed, cell.seed),
-        "--controller": (request.control.controller, cell.controller),
+        "--controller": (request.control.controller, place_of(cell.controller)),
         "--target-s": (request.control.target_s, cell.setpoint),
     }
     for flag, (found, ours) in settled.items():

@@ -34,7 +34,6 @@ LEARNING_RATE = 3e-4
 
 SETTINGS: dict[str, Any] = {"target_s": 0.02, "lambda_init": 0.5, "lambda_min": 0.05, "lambda_max": 1.5}
 OF_A_LAW: dict[str, dict[str, Any]] = {
-    "original": {"kp": 3.0, "ki": 2.0},
     "cpr": {"cpr_warmup": 4},
     "replay": {"steps": (5, 20, 60, 61, 150), "strengths": (0.4, 0.2, 0.0, 1.2, 0.7), "initial": 0.3},
 }
@@ -100,9 +99,9 @@ def controller(case: str) -> Controller[Any]:
     return build(case, **SETTINGS | OF_A_LAW.get(case, {}))
 
 
-def trajectory(case: str) -> list[dict[str, Any]]:
+def trajectory(law: Controller[Any]) -> list[dict[str, Any]]:
     """The outputs of a controller on the plant, tick by tick. At the first nothing is learned yet: S = 0."""
-    law, plant = controller(case), Plant()
+    plant = Plant()
     state, output = law.init(), Output(law.initial_strength)
     outputs = []
     for tick in range(TICKS + 1):
@@ -113,11 +112,26 @@ def trajectory(case: str) -> list[dict[str, Any]]:
     return json.loads(json.dumps(outputs, allow_nan=False))
 
 
-def main(cases: list[str]) -> None:
-    for case in cases or CASES:
-        lines = ",\n".join(json.dumps(output) for output in trajectory(case))
-        (FOLDER / f"{case}.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+def write(folder: Path, case: str, law: Controller[Any]) -> None:
+    lines = ",\n".join(json.dumps(output) for output in trajectory(law))
+    (folder / f"{case}.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+def check(folder: Path, case: str, law: Controller[Any]) -> None:
+    """Assert that a controller still does what it did when its trajectory was written."""
+    found, expected = trajectory(law), json.loads((folder / f"{case}.json").read_text(encoding="utf-8"))
+    assert len(found) == len(expected) == TICKS + 1
+    for tick, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert one.keys() == other.keys()
+        for key, value in other.items():
+            near = (
+                one[key] == value
+                if value is None or isinstance(value, bool | list)
+                else math.isclose(one[key], value, rel_tol=1e-9, abs_tol=1e-12)
+            )
+            assert near, (tick, key, one[key], value)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    for case in sys.argv[1:] or CASES:
+        write(FOLDER, case, controller(case))

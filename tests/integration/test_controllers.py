@@ -23,8 +23,6 @@ MORE = {
     "fixed": ("--lambda-init", 0.25),
     "cpr": ("--cpr-warmup", 1),
     "linear": ("--lambda-end", 0.01),
-    # Small enough to bind within a few steps.
-    "projection": ("--target-s", 1e-6),
     # Twelve validations, and checkpoints at steps without one: a validation that is due is not in the checkpoint.
     "cascade": ("--max-steps", 24, "--eval-steps", 2, "--learning-rate", 0.02, "--eval-batch-size", 2),
 }
@@ -138,8 +136,10 @@ def test_the_savings_are_those_of_the_adapter_and_of_the_adapter_scaled_down(tra
 def test_what_a_law_sets_acts(train, trained, flags_of):
     """The laws that act from the first tick on, against none: other weights, though nothing else was changed."""
     plain = adapter(trained(*flags_of("none")))
-    for name in ("fixed", "projection"):
-        assert adapter(trained(*flags_of(name))) != plain
+    # Small enough to bind within a few steps.
+    bound = (*SHORT, "--controller", "research.laws.projection:Projection", "--target-s", 1e-6)
+    for flags in (flags_of("fixed"), bound):
+        assert adapter(trained(*flags)) != plain
     assert adapter(train(*flags_of("fixed"), "--actuator", "decoupled", "--lambda-init", 1e3)) != plain
 
 
@@ -196,9 +196,7 @@ def test_a_configuration_and_its_controllers_name_alone_are_one_law(name):
         return build_controller(cli.parse(["fit", *arguments]).request.control)
 
     configured = built(f"--config={CONFIGS / name}.yaml")
-    # The setpoint and the bounds of the original law are published with it; elsewhere they are the user's.
-    given = ("--control.target_s=0.1",) if name in ("p", "i", "projection") else ()
-    assert configured == (CONTROLLERS[name]() if name == "original" else built(f"--control.controller={name}", *given))
+    assert configured == built(f"--control.controller={name}")
 
 
 # What is refused
@@ -207,9 +205,14 @@ def test_a_configuration_and_its_controllers_name_alone_are_one_law(name):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--controller", "p", "--kp", "0"), "--kp 0.0: must be positive and finite"),
-        (("--controller", "i", "--ki", "inf"), "--ki inf: must be positive and finite"),
-        (("--controller", "p", "--kp", "nan"), "--kp nan: must be positive and finite"),
+        (("--kp", "0"), "--kp 0.0: must be positive and finite"),
+        (("--ki", "inf"), "--ki inf: must be positive and finite"),
+        (("--kp", "nan"), "--kp nan: must be positive and finite"),
+        (("--controller", "cpx"), "--controller cpx: no controller is called 'cpx'; there are none, fixed"),
+        (
+            ("--controller", "p"),
+            "cascade, and others as package.module:Class; did you mean pi?",
+        ),
         (("--controller", "cpr", "--cpr-bound", "0"), "--cpr-bound 0.0: must be positive and finite"),
         (("--controller", "kl", "--target-kl", "-1"), "--target-kl -1.0: must be positive and finite"),
         (("--controller", "linear", "--lambda-end", "0"), "--lambda-end 0.0: must lie in"),
@@ -232,7 +235,7 @@ def test_a_configuration_and_its_controllers_name_alone_are_one_law(name):
         (("--controller", "cpr", "--actuator", "decoupled"), "--actuator decoupled: cpr works with loss alone: its"),
         *(
             (("--controller", law, "--actuator", "decoupled"), f"decoupled: {law}'s first lambda is one for the loss")
-            for law in ("fixed", "i", "kl")
+            for law in ("fixed", "kl")
         ),
         (("--target-s", "much"), "--target-s much: is no share, such as 10% or 0.1, and not auto"),
     ],

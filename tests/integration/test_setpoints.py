@@ -63,7 +63,9 @@ def test_it_is_seen_while_running_once_and_the_summary_says_so(unreachable):
     assert read(folder, "scu_metrics.json")["stopped"] == {"reason": "max_steps", "step": 30}
 
 
-@pytest.mark.parametrize(("controller", "warned"), [("pi", True), ("projection", True), ("fixed", False)])
+@pytest.mark.parametrize(
+    ("controller", "warned"), [("pi", True), ("research.laws.projection:Projection", True), ("fixed", False)]
+)
 def test_a_dry_run_says_that_a_setpoint_lies_above_the_ceiling(launch, corpus, controller, warned):
     beyond = ("--target-s", 0.9, "--max-steps", 30, "--prior-sigma", 0.2)
     flags = (*beyond, "--controller", controller, "--dry-run", "--json")
@@ -216,8 +218,8 @@ def test_the_setpoint_is_found_where_none_is_given(launch, corpus):
             "--target-s auto: acts after each 2 optimizer steps (--control-every), and the run has 2; ",
         ),
         (
-            ("--controller", "p"),
-            "--controller p: give target_s a number, such as 0.1: auto moves the setpoint of pi alone",
+            ("--controller", "research.laws.p:Proportional"),
+            "laws.p:Proportional: give target_s a number, such as 0.1: auto moves the setpoint of pi alone",
         ),
     ],
 )
@@ -325,8 +327,8 @@ def test_a_checkpoint_of_the_other_kind_of_setpoint_is_refused(launch, corpus, t
             "and no run would stop; set --deadband 0",
         ),
         (
-            ["--stop-at-equilibrium", "--controller", "original"],
-            "--stop-at-equilibrium: --deadband 0.002, original's own: S that is held lies inside",
+            ["--stop-at-equilibrium", "--controller", "research.laws.original:Original", "--target-s", "0.1"],
+            "--deadband 0.002, research.laws.original:Original's own: S that is held lies inside",
         ),
     ],
 )

@@ -111,7 +111,7 @@ def begin_from(model, factors) -> None:
     [
         {"target_s": 0.02, "gradient_clip": 0.05},
         {"target_s": "auto"},
-        pytest.param({"target_s": 0.02, "controller": "projection"}, marks=pytest.mark.slow),
+        pytest.param({"target_s": 0.02, "controller": "research.laws.projection:Projection"}, marks=pytest.mark.slow),
         pytest.param({"controller": "cpr", "cpr_warmup": 1}, marks=pytest.mark.slow),
         pytest.param({"controller": "kl", "target_kl": 0.01}, marks=pytest.mark.slow),
         pytest.param({"controller": "fixed", "lambda_init": 500.0, "actuator": "decoupled"}, marks=pytest.mark.slow),
@@ -435,7 +435,7 @@ def test_a_request_that_cannot_be_met_is_refused(settings, arguments, reason, ad
         ({"target_s": 0.1, "gradient_clip": -1}, "^gradient_clip -1"),
         ({"controller": "cascade"}, "controller cascade: looks ahead in the training text"),
         ({"controller": "pid", "target_s": 0.1}, "did you mean pi"),
-        ({"controller": "p"}, "controller p: give target_s a number, such as 0.1"),
+        ({"controller": "research.laws.p:Proportional"}, "Proportional: give target_s a number, such as 0.1"),
     ],
 )
 def test_settings_out_of_range_are_refused_at_once(settings, reason):

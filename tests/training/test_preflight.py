@@ -46,7 +46,7 @@ def test_a_bound_far_from_the_lambda_that_is_expected_is_warned_of(target, bound
 
 
 def test_a_law_that_expects_no_lambda_is_not_warned_of():
-    assert beyond_the_bounds(build("i", target_s=0.004, lambda_init=0.05, lambda_max=0.1)) is None
+    assert beyond_the_bounds(build("fixed", target_s=0.004, lambda_init=0.05)) is None
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from granite_scu.config.request import Request
-from granite_scu.control import CONTROLLERS, AutoSetpoint
+from granite_scu.control import AutoSetpoint
 from granite_scu.training.controller import build_controller, check_length
 from granite_scu.training.prepared_run import intervals_of
 from research.comparison import data as data_module
@@ -30,6 +30,7 @@ from research.comparison.protocol import (
     Protocol,
 )
 from research.comparison.runs import dotted_settings
+from research.laws import LAWS
 from research.run_store import write_record
 
 ROOT = Path(__file__).parents[3]
@@ -121,9 +122,9 @@ def test_p_and_i_start_where_pi_starts_and_original_within_its_own_bounds(protoc
     plan = Plan(protocol, evidence)
     drain(plan, finish)
     p, i, original = (plan.spec(Cell(protocol.tasks[1], called(protocol, name), 0)) for name in ("p", "i", "original"))
-    start = CONTROLLERS["pi"](setpoint=plan.setpoint()).initial_strength
+    start = LAWS["pi"](setpoint=plan.setpoint()).initial_strength
     assert p.settings["control.lambda_init"] == i.settings["control.lambda_init"] == pytest.approx(start, rel=1e-3)
-    published = CONTROLLERS["original"]()
+    published = LAWS["original"]()
     assert original.law["lambda_min"] == published.lambda_min and original.law["lambda_max"] == published.lambda_max
 
 
@@ -173,16 +174,16 @@ def test_the_key_hangs_on_what_is_trained():
 
 
 def test_the_key_hangs_on_the_laws_defaults(monkeypatch):
-    from granite_scu.control import CONTROLLERS
+    from research.laws import LAWS
 
     spec = Spec(FULL.tasks[0], "pi", "", 0, {**PI.settings, "optimizer.learning_rate": 1e-3})
     before = replace(spec).key
 
     @dataclass(frozen=True)
-    class Retuned(CONTROLLERS["pi"]):
+    class Retuned(LAWS["pi"]):
         kp: float = 123.0
 
-    monkeypatch.setitem(CONTROLLERS, "pi", Retuned)
+    monkeypatch.setitem(LAWS, "pi", Retuned)
     assert replace(spec).key != before
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from granite_scu.control import CONTROLLERS
 from research.comparison import evidence
 from research.comparison.evidence import LAW_REVISIONS, Spec
 from research.comparison.protocol import FULL
+from research.laws import LAWS
 
 ROOT = Path(__file__).parents[3]
 RECORDED = Path(__file__).with_name("law_code.json")
@@ -56,15 +56,19 @@ When that is settled: python tests/experiments/comparison/test_revisions.py"""
 
 
 def imported(path: str) -> set[str]:
-    """The files of ``granite_scu.control`` that one of them needs, itself among them."""
+    """The files of laws that one of them needs, itself among them."""
     names = [node.module for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.ImportFrom)]
-    files = [f"{name.replace('.', '/')}.py" for name in names if name and name.startswith("granite_scu.control.")]
+    files = [
+        f"{name.replace('.', '/')}.py"
+        for name in names
+        if name and name.startswith(("granite_scu.control.", "research.laws."))
+    ]
     return {path}.union(*(imported(file) for file in files))
 
 
 def parts() -> dict[str, list[str]]:
     """Every piece of code that makes a law's runs, and which laws it serves."""
-    needed = {law: imported(f"{kind.__module__.replace('.', '/')}.py") for law, kind in CONTROLLERS.items()}
+    needed = {law: imported(f"{kind.__module__.replace('.', '/')}.py") for law, kind in LAWS.items()}
     for law, more in BESIDE.items():
         known = [imported(part) if part.startswith("granite_scu/control/") else {part} for part in more]
         needed[law] = needed.get(law, set()).union(*known)
@@ -114,25 +118,25 @@ def test_every_law_is_watched_with_what_it_acts_through_and_is_measured_by():
         "cascade" in watched["granite_scu/control/laws/pi.py"]
         and "p" in watched["granite_scu/control/laws/feedback.py"]
     )
-    assert watched["granite_scu/control/laws/base.py"] == [*CONTROLLERS, "--target-s auto"]
+    assert watched["granite_scu/control/laws/base.py"] == [*LAWS, "--target-s auto"]
     assert watched["granite_scu/training/module.py:kl_from_start"] == ["kl"]
     assert watched["granite_scu/training/module.py:_shrink"] == ["projection"]
-    assert watched["granite_scu/training/module.py:prepare_gradient"] == [*CONTROLLERS, "--target-s auto"]
+    assert watched["granite_scu/training/module.py:prepare_gradient"] == [*LAWS, "--target-s auto"]
 
 
 def keys() -> dict[str, str]:
-    return {law: Spec(FULL.tasks[0], law, "", 0, {"control.controller": law}).key for law in CONTROLLERS}
+    return {law: Spec(FULL.tasks[0], law, "", 0, {"control.controller": law}).key for law in LAWS}
 
 
 def test_another_revision_of_a_law_is_another_run_of_it_and_of_what_acts_through_it(monkeypatch):
     before = keys()
     monkeypatch.setitem(evidence.LAW_REVISIONS, "pi", 99)
     after = keys()
-    assert {law for law in CONTROLLERS if before[law] != after[law]} == {"pi", "cascade"}
+    assert {law for law in LAWS if before[law] != after[law]} == {"pi", "cascade"}
 
 
 def test_revisions_are_of_laws_and_none_is_the_first():
-    assert LAW_REVISIONS.keys() <= CONTROLLERS.keys() and all(number > 1 for number in LAW_REVISIONS.values())
+    assert LAW_REVISIONS.keys() <= LAWS.keys() and all(number > 1 for number in LAW_REVISIONS.values())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from granite_scu.control import PI, Integral, Measurement, Output, Proportional
+from granite_scu.control import PI, Measurement, Output
 from granite_scu.control.diagnostics.equilibrium import MIN_WINDOW, Equilibrium, Tick, from_mappings
 
 SETPOINT, WINDOW = 0.1, 30
@@ -111,9 +111,7 @@ def test_a_lambda_replayed_from_another_run(seed):
     assert_goes_on(ticks, "does not answer")
 
 
-@pytest.mark.parametrize(
-    "law", [PI(SETPOINT), PI(SETPOINT, kp=1.0, ki=0.2), Proportional(SETPOINT), Integral(SETPOINT)]
-)
+@pytest.mark.parametrize("law", [PI(SETPOINT), PI(SETPOINT, kp=1.0, ki=0.2)])
 @pytest.mark.parametrize("seed", range(10))
 def test_an_adapter_that_rests_because_the_learning_rate_is_over(law, seed):
     """ParamBPT stands still in the band, and lambda answers to the noise of DataBPT: it moves nothing by that."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from invariants import ERRORS, run, seen
 
-from granite_scu.control import Proportional
+from research.laws.p import Proportional
 
 
 def test_a_course_worked_out_by_hand():

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from invariants import ERRORS, run, seen
 
-from granite_scu.control import Original
+from research.laws.original import Original
 
 
 def test_its_defaults_are_the_published_ones():

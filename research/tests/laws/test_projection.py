@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from invariants import ERRORS, UNUSABLE, run, seen
 
-from granite_scu.control import Projection
+from research.laws.projection import Projection
 
 
 def test_bounds_worked_out_by_hand():

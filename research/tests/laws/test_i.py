@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from invariants import ERRORS, run, seen
 
-from granite_scu.control import Integral
+from research.laws.i import Integral
 
 
 def test_a_course_worked_out_by_hand():

@@ -1,0 +1,24 @@
+"""The laws of the comparison: those of the package, by their names there, and those that are here."""
+
+from typing import Any
+
+from granite_scu.control import CONTROLLERS, Controller
+from research.laws.i import Integral
+from research.laws.original import Original
+from research.laws.p import Proportional
+from research.laws.projection import Projection
+
+OWN: dict[str, type[Controller[Any]]] = {
+    "p": Proportional,
+    "i": Integral,
+    "original": Original,
+    "projection": Projection,
+}
+LAWS = CONTROLLERS | OWN
+"""By the names that finished runs have them by."""
+
+
+def place_of(name: str) -> str:
+    """What ``--controller`` is given for a law: its name, or where its class is."""
+    law = LAWS[name]
+    return name if name in CONTROLLERS else f"{law.__module__}:{law.__name__}"

@@ -1,0 +1,63 @@
+"""What holds for every controller, of those that are here."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from invariants import ALPHAS, BOUNDS, GAINS, MEASUREMENTS, UNUSABLE, check_held, check_invariants
+
+from granite_scu.config.settings import ControlConfig
+from granite_scu.control import build, find
+from research.laws import OWN, place_of
+from research.laws.i import Integral
+from research.laws.original import Original
+from research.laws.p import Proportional
+from research.laws.projection import Projection
+
+LAWS = {
+    "p": st.builds(Proportional, setpoint=st.just(0.02), kp=GAINS, ema_alpha=ALPHAS, **BOUNDS),
+    "i": st.builds(Integral, setpoint=st.just(0.02), ki=GAINS, ema_alpha=ALPHAS, **BOUNDS),
+    "original": st.builds(Original, kp=st.floats(1e-3, 1e4), ki=GAINS),
+    "projection": st.builds(Projection, setpoint=st.floats(1e-4, 0.99), ema_alpha=ALPHAS),
+}
+
+
+def test_every_law_is_tried():
+    assert LAWS.keys() == OWN.keys()
+
+
+@pytest.mark.parametrize("name", LAWS)
+@settings(max_examples=40)
+@given(st.data(), MEASUREMENTS)
+def test_invariants(name, data, measurements):
+    check_invariants(data.draw(LAWS[name]), measurements)
+
+
+@pytest.mark.parametrize("bad", UNUSABLE)
+@pytest.mark.parametrize("name", OWN)
+def test_a_tick_whose_s_is_no_measurement_is_held(name, bad):
+    check_held(build(place_of(name), target_s=0.02), bad)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_command_line_takes_it_by_its_place(name):
+    law = build(place_of(name), **ControlConfig(controller=place_of(name), target_s=0.02).of_law)
+    assert type(law) is OWN[name] is find(place_of(name))
+
+
+OUT_OF_RANGE = {
+    "p": {"kp": (0.0, math.inf), "setpoint": (0.0,), "ema_alpha": (2.0,), "lambda_init": (0.0,)},
+    "i": {"ki": (0.0, math.nan), "deadband": (-1.0,), "error_limit": (0.0,), "lambda_init": (1e7,)},
+    "original": {"kp": (-1.0,), "ki": (0.0,), "deadband": (math.nan,), "leak": (0.0,), "integral_limit": (0.0,)},
+    "projection": {"setpoint": (1.0, math.nan), "ema_alpha": (0.0,)},
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_settings_out_of_range_are_refused(name):
+    given = {"setpoint": 0.02} if "setpoint" in OWN[name].__dataclass_fields__ else {}
+    for setting, values in OUT_OF_RANGE[name].items():
+        for value in values:
+            with pytest.raises(ValueError, match=setting):
+                OWN[name](**given | {setting: value})
