@@ -104,10 +104,33 @@ def without_preset(arguments: list[str]) -> list[str]:
 def put_first(arguments: list[str]) -> list[str]:
     """The arguments of the CLI with the preset below all files, wherever its flag stands, and each file's path."""
     pairs = [
-        (name, shipped.find(value)) if name == "--config" and value else (name, value)
+        (name, of_today(shipped.find(value))) if name == "--config" and value else (name, value)
         for name, value in _split(arguments[1:])
     ]
     return arguments[:1] + _joined(sorted(pairs, key=lambda pair: pair[0] != FLAG))
+
+
+GONE = {"target_kl": "kl:KL", "cpr_bound": "cpr:CPR", "cpr_warmup": "cpr:CPR"}
+"""Settings of ``control`` that runs of 0.1 have in their files, and the laws in research/ that have them now."""
+
+
+def of_today(file: str) -> str:
+    """A file's name; where an earlier version wrote it, what it holds, without settings that are no more.
+
+    Raises:
+        UserError: such a setting has a value.
+    """
+    content = _load(file) if _is_file(file) else None
+    control = content.get("control") if isinstance(content, dict) else None
+    gone = GONE.keys() & control.keys() if isinstance(control, dict) else set()
+    for name in sorted(gone):
+        if control[name] is not None:
+            law = f"--controller research.laws.{GONE[name]} and --controller-args {name}={control[name]}"
+            raise UserError(f"--config {file}: control.{name} is no setting any more; take it out, and give {law}")
+    if not gone:
+        return file
+    kept = {name: value for name, value in control.items() if name not in gone}
+    return yaml.safe_dump(content | {"control": kept}, sort_keys=False)
 
 
 def origins_and_values(arguments: list[str]) -> dict[str, tuple[str, Any]]:

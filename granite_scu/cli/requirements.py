@@ -25,7 +25,15 @@ from transformers import PretrainedConfig
 from granite_scu.cli.console import make_console
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, SHORT_PRECISIONS, TINY_MODEL, BaseConfig, RunConfig
+from granite_scu.config.settings import (
+    DEFAULT_DATASET,
+    HUB_PREFIX,
+    SHORT_PRECISIONS,
+    TINY_MODEL,
+    BaseConfig,
+    RunConfig,
+    check_refused,
+)
 from granite_scu.data.sources.read import is_path, readable_files
 from granite_scu.hardware import GIB, Device, detect, machine, nvml, presets, resolve_precision
 from granite_scu.hardware.torch_build import dotted, install_command
@@ -170,7 +178,8 @@ def _open_files(request: Request) -> None:
             readable_files(source)
     if request.lora.adapter and not request.run.resume:  # a checkpoint has what it needs of the adapter
         control = request.control
-        initial_adapter.check_control(control.controller, control.actuator, build_controller(control))
+        initial_adapter.check_actuator(control.actuator)
+        check_refused(control.controller, build_controller(control), ["--adapter"])
         initial_adapter.lora_of(request.lora, initial_adapter.open_start(request.lora.adapter, request.base.name))
 
 

@@ -150,7 +150,7 @@ def translate(argv: list[str], parser: Parser | None = None) -> tuple[list[str],
         files += _settings_of_the_run(given)
     arguments = ["fit", *(f"--config={name}" for name in files)]
     arguments += [f"--hardware={given['hardware']}"] if "hardware" in given else []
-    arguments += [f"--config={shipped.find(name)}" for name in given.get("config", [])]
+    arguments += [f"--config={config_layers.of_today(shipped.find(name))}" for name in given.get("config", [])]
     for section in SECTIONS.values():
         for flag in section:
             if flag.key in given:
@@ -174,7 +174,7 @@ def _settings_of_the_run(given: dict[str, Any]) -> list[str]:
     given.setdefault("run.overwrite", False)  # that it replaced another run once does not mean that it may again
     given.setdefault("run.output_dir", str(folder))
     _find_files(given, settings, folder)
-    return [str(file)]
+    return [config_layers.of_today(str(file))]
 
 
 _PATHS = ("base.name", "lora.adapter", "control.replay", "data.cache_dir")

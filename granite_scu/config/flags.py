@@ -244,13 +244,10 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--early-stopping", "run.early_stopping"),
         _flag("--stop-at-equilibrium", "run.stop_at_equilibrium"),
     ),
-    "research: controllers that a comparison takes, and what they measure": (
+    "research: other controllers, and what they measure": (
         _flag("--ema-alpha", "control.ema_alpha", share),
         _flag("--deadband", "control.deadband"),
         _flag("--lambda-end", "control.lambda_end"),
-        _flag("--target-kl", "control.target_kl"),
-        _flag("--cpr-bound", "control.cpr_bound", default="what it takes after --cpr-warmup ticks"),
-        _flag("--cpr-warmup", "control.cpr_warmup"),
         _flag("--replay", "control.replay"),
         _flag("--controller-args", "control.controller_args", default="none"),
         _flag("--measure", "control.measure"),

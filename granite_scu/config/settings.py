@@ -430,6 +430,22 @@ class DataConfig:
         return ", ".join(self.sources) or DEFAULT_DATASET.rpartition(":")[2]
 
 
+def check_refused(name: str, law: object, asked: Collection[str]) -> None:
+    """Refuse flags that a law does not go together with, as it says itself.
+
+    Args:
+        name: of the law.
+        law: it, or its class.
+        asked: the flags in question that are given, as ``--actuator decoupled``.
+
+    Raises:
+        UserError: names the first of them, and why.
+    """
+    for flag, reason in getattr(law, "refuses", {}).items():
+        if flag in asked:
+            raise UserError(f"--controller {name}: cannot go together with {flag}: {reason}; leave out one of them")
+
+
 @dataclass(frozen=True)
 class ControlConfig:
     """How lambda is steered, once every ``every`` optimizer steps (a tick).
@@ -442,8 +458,7 @@ class ControlConfig:
             slope of the held-out loss. No share serves all data and models (docs/research/results.md), so none is the
             default. A law without a setpoint ignores it.
         every: optimizer steps between ticks; null takes 10, and fewer in a short run.
-        kp: proportional gain: change of ln lambda per unit of error, which pi takes in the logit of S, and kl in
-            KL/KL* - 1, per tick.
+        kp: proportional gain: change of ln lambda per unit of error, which pi takes in the logit of S.
         ki: integral gain, per tick.
         ema_alpha: weight of the newest measurement in the smoothed ln S; 1 does not smooth. Of pi what is logged, what
             the deadband looks at and what judges the run (reachability, equilibrium): the law has a filter of its own.
@@ -452,10 +467,6 @@ class ControlConfig:
         lambda_min: lower bound of lambda.
         lambda_max: upper bound of lambda.
         lambda_end: lambda at the end of the run, of the schedules linear and cosine.
-        target_kl: setpoint of kl: KL from the model as training began, in bits per token.
-        cpr_bound: of cpr: the most bits per token that one adapted matrix may take; null takes what it has after
-            cpr_warmup ticks.
-        cpr_warmup: of cpr: ticks before a bound that is not given is taken.
         replay: of replay: run folder or scu_history.json whose lambda is repeated.
         controller_args: settings of the law that have no flag, such as gain=0.3; a value is JSON or a text.
         measure: what ParamBPT counts: delta (the update) or factors (A and B themselves, initialisation included).
@@ -473,9 +484,6 @@ class ControlConfig:
     lambda_min: float = 1e-6
     lambda_max: float = 1e6
     lambda_end: float | None = None
-    target_kl: float | None = None
-    cpr_bound: float | None = None
-    cpr_warmup: int | None = None
     replay: str | None = None
     controller_args: list[str] | None = None
     measure: Literal["delta", "factors"] = "delta"
@@ -487,12 +495,12 @@ class ControlConfig:
             inside, how = _BETWEEN_0_AND_1
             _require((inside, f"{how}, or be auto"), {"--target-s": self.target_s})
         _read_shares(self, ema_alpha="--ema-alpha")
-        _require(_at_least(1), {"--control-every": self.every, "--cpr-warmup": self.cpr_warmup})
+        _require(_at_least(1), {"--control-every": self.every})
         _require(_POSITIVE, {"--kp": self.kp, "--ki": self.ki})
         _require(_SHARE, {"--ema-alpha": self.ema_alpha})
         _require(_NOT_NEGATIVE, {"--deadband": self.deadband})
         low, high = self.lambda_min, self.lambda_max
-        _require(_POSITIVE, {"--lambda-min": low, "--target-kl": self.target_kl, "--cpr-bound": self.cpr_bound})
+        _require(_POSITIVE, {"--lambda-min": low})
         _check(high <= 1e30, "--lambda-max", high, "must not exceed 1e30, which fp32 still holds")
         _check(low <= high, "--lambda-min", low, f"must not exceed --lambda-max {high:g}")
         bounds = f"must lie in [{low:g}, {high:g}] (--lambda-min, --lambda-max)"
@@ -507,13 +515,14 @@ class ControlConfig:
 
         Raises:
             ValueError: there is no law of that name.
-            UserError: its first lambda is one for the loss, and lambda acts in another way.
+            UserError: it does not go together with the actuator or the measure.
         """
         law = find(self.controller)
         starts_for_loss = "lambda_init" in law.__dataclass_fields__ and self.lambda_init is None
         remedy = f"{self.controller}'s first lambda is one for the loss, here thousands of times too weak"
         _check(not starts_for_loss or self.actuator == "loss", "--actuator", self.actuator,
                f"{remedy}; give --lambda-init")  # fmt: skip
+        check_refused(self.controller, law, (f"--actuator {self.actuator}", f"--measure {self.measure}"))
         found = {name: value for name, value in vars(self).items() if name not in ("controller", "every")}
         if not tracks(law):
             found["target_s"] = None  # the configuration has one or auto; a law that uses none is not judged by it
@@ -523,12 +532,8 @@ class ControlConfig:
         """What a law knows beforehand, it knows of the update and of a lambda in the loss."""
         law, scheduled = self.controller, self.kp is None or self.ki is None
         for flag, value, only, applies, remedy in (
-            ("--measure", self.measure, "delta", law == "cascade", "cascade works with delta alone"),
             ("--measure", self.measure, "delta", law == "pi" and self.target_s == "auto",
              "--target-s auto works with delta alone; give a setpoint, such as 10%"),
-            ("--actuator", self.actuator, "loss", law == "cascade", "cascade works with loss alone"),
-            ("--actuator", self.actuator, "loss", law == "cpr",
-             "cpr works with loss alone: its lambda grows in steps that are made for that"),
             ("--measure", self.measure, "delta", law == "pi" and scheduled,
              "pi cannot schedule its gains by it, for A is not zero before training; give --kp and --ki"),
         ):  # fmt: skip

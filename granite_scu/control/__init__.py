@@ -11,20 +11,14 @@ from typing import Any, cast
 
 from granite_scu.control.laws.auto import START, AutoSetpoint
 from granite_scu.control.laws.base import Controller, Measurement, Output
-from granite_scu.control.laws.cascade import Cascade
-from granite_scu.control.laws.cpr import CPR
-from granite_scu.control.laws.kl import KL
 from granite_scu.control.laws.open_loop import Cosine, Fixed, Linear, NoControl, OpenLoop
 from granite_scu.control.laws.pi import PI
 from granite_scu.control.laws.replay import Replay
 
 __all__ = [
     "CONTROLLERS",
-    "CPR",
-    "KL",
     "PI",
     "AutoSetpoint",
-    "Cascade",
     "Controller",
     "Cosine",
     "Fixed",
@@ -44,10 +38,7 @@ CONTROLLERS: dict[str, type[Controller[Any]]] = {
     "linear": Linear,
     "cosine": Cosine,
     "pi": PI,
-    "kl": KL,
-    "cpr": CPR,
     "replay": Replay,
-    "cascade": Cascade,
 }
 
 AUTO = "auto"
@@ -73,10 +64,10 @@ def find(name: str) -> type[Controller[Any]]:
     except Exception as error:  # it runs code that is not ours
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"cannot be imported ({reason}); the folder of {module} must be on PYTHONPATH") from error
-    known = {*dir(found), *getattr(found, "__dataclass_fields__", ())}
-    if lacks := [part for part in _PARTS if part not in known]:
+    has = {*dir(found), *getattr(found, "__dataclass_fields__", ())}
+    if lacks := [part for part in _PARTS if part not in has]:
         raise ValueError(f"is no controller, for it lacks {', '.join(lacks)}; extend one of granite_scu.control.laws")
-    if not (isinstance(found, type) and is_dataclass(found) and found.__hash__):
+    if not (isinstance(found, type) and is_dataclass(found) and getattr(found, "__hash__", None) is not None):
         raise ValueError("is no controller, for it is no frozen dataclass; put @dataclass(frozen=True) before it")
     return cast(type[Controller[Any]], found)
 
@@ -115,6 +106,9 @@ def build(name: str, own: Mapping[str, Any] | None = None, **settings: Any) -> C
     names = [field.name for field in known]
     if unknown := [each for each in own or () if each not in names]:
         raise ValueError(f"has no setting {unknown[0]}; there are {', '.join(names)}")
+    for field in known:
+        if isinstance(field.default, int | float) and isinstance((own or {}).get(field.name), str):
+            raise ValueError(f"{field.name} {(own or {})[field.name]}: must be a number")
     given = {each: settings[each] for each in names if settings.get(each) is not None} | dict(own or {})
     for field in known:
         if field.name not in given and field.default is MISSING and field.default_factory is MISSING:

@@ -48,7 +48,6 @@ ORIGIN = "scu_origin.safetensors"
 """In ``output_dir``: the adapter that training started from, where that was not zero."""
 
 ELSEWHERE = {
-    "cascade": "looks ahead in the training text, which a callback cannot",
     "replay": "repeats the run folder of a granite-scu train",
 }
 """Laws that only ``granite-scu train`` has, and why."""
@@ -140,6 +139,8 @@ class ShannonCallback(TrainerCallback, ExportableState):
             self._prior = PriorConfig(prior_sigma, n_tokens)
             self._gradient_clip = OptimizerConfig(gradient_clip=gradient_clip).gradient_clip
         self._law = _build(self._config)
+        if getattr(self._law, "needs_benefit", False):
+            raise ValueError(f"controller {controller}: looks ahead in the training text, which a callback cannot")
         self._held_out = held_out
         if self._law.needs_slopes and held_out is None:
             raise ValueError(

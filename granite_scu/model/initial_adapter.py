@@ -9,7 +9,6 @@ from torch import Tensor
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import LoraConfig, listed
-from granite_scu.control import Controller
 from granite_scu.control.diagnostics.ceiling import Matrix
 from granite_scu.model import adapter_files, saved_adapter
 from granite_scu.model.description_length import by_expert
@@ -139,22 +138,17 @@ def lora_of(config: LoraConfig, start: InitialAdapter) -> LoraConfig:
     return replace(config, **own, targets=listed(targets))
 
 
-def check_control(controller: str, actuator: str, law: Controller[Any]) -> None:
+def check_actuator(actuator: str) -> None:
     """Refuse what acts on the whole update, where only the way from the adapter is to be held back.
 
     Raises:
-        UserError: such a law or actuator.
+        UserError: such an actuator.
     """
-    reasons = {
-        "decoupled": "it shrinks A and B, which leads to no adapter at all; what leads back to the one that training "
-        "starts from has twice the rank",
-        "cascade": "it asks what the whole adapter is worth at another size, and S measures only what is added to it",
-    }
-    if own := getattr(law, "refuses_adapter", None):
-        reasons[controller] = own
-    for flag, value in (("--actuator", actuator), ("--controller", controller)):
-        if value in reasons:
-            raise UserError(f"{flag} {value}: cannot go together with --adapter: {reasons[value]}")
+    if actuator == "decoupled":
+        raise UserError(
+            "--actuator decoupled: cannot go together with --adapter: it shrinks A and B, which leads to no adapter at "
+            "all; what leads back to the one that training starts from has twice the rank"
+        )
 
 
 def _describe(value: object) -> str:

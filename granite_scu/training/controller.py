@@ -7,14 +7,11 @@ from typing import Any
 from granite_scu import control
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.config.settings import ControlConfig, RunConfig, holding_drift
+from granite_scu.config.settings import ControlConfig, RunConfig, check_refused, holding_drift
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 from granite_scu.storage.recording import read_recording
 
 _log = logging.getLogger(__name__)
-
-LEAST_VALIDATIONS = 10
-"""Validations in a run that give cascade the time to measure, and to move its setpoint by decades."""
 
 
 def build_controller(config: ControlConfig, total_steps: int | None = None) -> control.Controller:
@@ -62,22 +59,19 @@ def _recording(config: ControlConfig, total_steps: int | None) -> dict[str, Any]
         raise UserError(f"--replay {config.replay}: {error}") from error
 
 
-def without_validation(request: Request) -> Request:
+def without_validation(request: Request, law: control.Controller) -> Request:
     """The request for a run that validates on nothing: plain LoRA, unless its law needs no held-out text.
 
     Raises:
         UserError: it asks for what validation alone can tell.
     """
     run, config = request.run, request.control
-    for flag, asked in (
-        (f"--early-stopping {run.early_stopping}", run.early_stopping is not None),
-        ("--controller cascade", config.controller == "cascade"),
-    ):
-        if asked:
-            raise UserError(
-                f"{flag}: acts by validations, and nothing is held out to validate on (--held-out-share 0); leave it "
-                "out, or give --validation-data"
-            )
+    if run.early_stopping is not None:
+        raise UserError(
+            f"--early-stopping {run.early_stopping}: acts by validations, and nothing is held out to validate on "
+            "(--held-out-share 0); leave it out, or give --validation-data"
+        )
+    check_refused(config.controller, law, ["--held-out-share 0"])
     if config.controller != "pi" or config.target_s != control.AUTO or request.drift.max_drift:
         return request
     _log.warning("nothing is held out to validate on, by which S* would be found: plain LoRA (--controller none)")
@@ -97,9 +91,8 @@ def check_equilibrium_stop(config: ControlConfig) -> None:
         reason = "judges how far the weights moved by how far S rose from 0, where that measure does not start"
         raise UserError(f"--stop-at-equilibrium: --measure {config.measure}: {reason}; use --early-stopping")
     if not control.tracks(control.find(config.controller)):
-        name = config.controller
-        reason = "moves its own setpoint, so S never" if name == "cascade" else "closes no loop, so nothing"
-        raise UserError(f"--stop-at-equilibrium: --controller {name} {reason} settles; use --early-stopping")
+        reason = "follows no setpoint, so nothing settles"
+        raise UserError(f"--stop-at-equilibrium: --controller {config.controller} {reason}; use --early-stopping")
     if config.target_s == control.AUTO:
         raise UserError(
             "--stop-at-equilibrium: --target-s auto moves the setpoint, so S never settles; use --early-stopping, or "
@@ -157,29 +150,23 @@ def check_held_out(blocks: int, batch_size: int, processes: int) -> None:
         )
 
 
-def check_length(config: ControlConfig, run: RunConfig, streamed: bool, steps: int, eval_steps: int) -> None:
+def check_length(
+    law: control.Controller, config: ControlConfig, run: RunConfig, streamed: bool, steps: int, eval_steps: int
+) -> None:
     """Refuse what could do nothing in a run of so many optimizer steps.
 
     Raises:
-        UserError: cascade without the validations that it moves by, or in a stream; CPR whose warm-up, or an
-            equilibrium whose window, is as long as the run or nearly; early stopping more patient than the run is long.
+        UserError: a law that says so of itself; an equilibrium whose window is as long as the run or nearly; early
+            stopping more patient than the run is long.
     """
-    law, every = config.controller, config.every
-    ticks = math.ceil(steps / every)
-    if law == "cascade":
-        if streamed:
-            raise UserError(
-                "--controller cascade: looks ahead in the training text, which --stream cannot; choose another"
-            )
-        _check_validations(max(eval_steps, every), steps)  # what a tick finds is the newest validation
-    warmup = config.cpr_warmup or control.CPR.cpr_warmup
-    # At the tick that takes the bounds no matrix exceeds them yet, and after the last tick no step is left to act on.
-    if law == "cpr" and config.cpr_bound is None and warmup > ticks - 2:
-        shorter = f"--control-every, or a --cpr-warmup of at most {ticks - 2}" if ticks > 2 else "--control-every"
-        raise UserError(
-            f"--controller cpr: takes its bounds after {warmup} ticks of {every} steps and would do nothing in {steps} "
-            f"steps; give --cpr-bound, set a smaller {shorter}, or train for longer"
-        )
+    ticks = math.ceil(steps / config.every)
+    if streamed:
+        check_refused(config.controller, law, ["--stream"])
+    if fits := getattr(law, "check_length", None):
+        try:
+            fits(ticks, _validations_before_the_last(eval_steps, steps))
+        except ValueError as error:
+            raise UserError(f"--controller {config.controller}: {error}") from error
     window = run.stop_at_equilibrium
     if window and window >= ticks:
         raise UserError(
@@ -190,23 +177,16 @@ def check_length(config: ControlConfig, run: RunConfig, streamed: bool, steps: i
         _check_patience(run.early_stopping, eval_steps, steps)
 
 
+def _validations_before_the_last(eval_steps: int, steps: int) -> int:
+    return (steps - 1) // eval_steps
+
+
 def _check_patience(patience: int, eval_steps: int, steps: int) -> None:
-    counted = (steps - 1) // eval_steps
+    counted = _validations_before_the_last(eval_steps, steps)
     if counted <= patience:  # the first validation has none to fall behind
         most = (steps - 1) // (patience + 1)
         denser = f"an --eval-steps of at most {most}, " if most else ""
         raise UserError(
             f"--early-stopping {patience}: {steps} steps hold {counted} validations before the last, so that it could "
             f"never stop the run; set {denser}fewer, or leave it out: the best adapter is kept anyway"
-        )
-
-
-def _check_validations(every: int, steps: int) -> None:
-    counted = (steps - 1) // every
-    if counted < LEAST_VALIDATIONS:
-        most = (steps - 1) // LEAST_VALIDATIONS
-        denser = f"set --eval-steps and --control-every to at most {most}, or " if most else ""
-        raise UserError(
-            f"--controller cascade: moves its setpoint at validations and takes {LEAST_VALIDATIONS} at least, and "
-            f"{steps} steps hold {counted}; {denser}train for longer"
         )

@@ -16,7 +16,7 @@ from granite_scu import control, hardware
 from granite_scu.config.errors import UserError
 from granite_scu.config.progress import say
 from granite_scu.config.request import Request
-from granite_scu.config.settings import check_drift
+from granite_scu.config.settings import check_drift, check_refused
 from granite_scu.control.diagnostics import ceiling
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 from granite_scu.control.diagnostics.reachability import Reachability
@@ -150,7 +150,7 @@ def prepare(
         request = replace(request, given=request.given | {"control.controller"})
     request, chosen = fitted(request, data, tokenizer, config, machine.world_size)
     if not data.holds_out("validation"):
-        request = without_validation(request)
+        request = without_validation(request, controller or build_controller(request.control))
     size = size.in_blocks(request.base.name, block, request.data.block_size)
 
     # The micro-batch that is predicted to fit, and whether activations have to be recomputed for it.
@@ -173,13 +173,14 @@ def prepare(
 
     # The law of lambda.
     every = intervals_of(request.run, length.steps).validation
-    check_length(request.control, request.run, request.data.stream, length.steps, every)
+    law = controller or build_controller(request.control, length.steps)
+    check_length(law, request.control, request.run, request.data.stream, length.steps, every)
     general = None
     if request.drift.max_drift:
         check_drift(request.control.every, length.steps)
         controller = drift_law(request)
         general = general_data.read(request, resume, data, tokenizer, loading.rows_of(config), machine.sharded)
-    controller = controller or build_controller(request.control, length.steps)
+    controller = controller or law
     if controller.needs_slopes:
         check_slopes(request.control.every, length.steps)
         if not resume:  # it continues with the data and the batch that it has
@@ -294,7 +295,8 @@ def _open_start(
     path, base = request.lora.adapter, request.base.name
     if path is None:
         return None
-    initial_adapter.check_control(request.control.controller, request.control.actuator, law)
+    initial_adapter.check_actuator(request.control.actuator)
+    check_refused(request.control.controller, law, ["--adapter"])
     if resume and not Path(path).expanduser().is_dir():  # the checkpoint has all that is needed of it
         return initial_adapter.from_checkpoint(resume.path, path, base, resume.state["frozen"])
     return initial_adapter.open_start(path, base)
@@ -346,7 +348,7 @@ def _assemble(
     slopes = SlopeSensor() if run.controller.needs_slopes else None
     record = run.folder.append_history
     scu = ShannonControl(run.controller, every, stopwatch, record, monitor, listeners, slopes, drift and drift.plant)
-    savings = Savings(scu.set_benefit, stopwatch) if run.request.control.controller == "cascade" else None
+    savings = Savings(scu.set_benefit, stopwatch) if getattr(run.controller, "needs_benefit", False) else None
     validates = run.intervals.validation if run.data.holds_out("validation") else None
     checkpoints = Checkpoints(run.folder, run.intervals.checkpoint, validates, asked.keep, stopwatch, course)
     # What ends it. The time is the last of the reasons: it may also run out after another one, in the last validation.

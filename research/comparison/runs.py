@@ -4,6 +4,7 @@ import json
 import tempfile
 import time
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from granite_scu.config.errors import Diverged
 from granite_scu.config.request import Request
+from granite_scu.config.settings import ControlConfig
 from granite_scu.control.laws.base import AdapterBenefit, Slopes
 from granite_scu.data.blocks.packing import Blocks
 from granite_scu.evaluation.score import DocumentScores, score, score_documents
@@ -95,6 +97,10 @@ def dotted_settings(spec: Spec, settings: dict[str, Any], folder: Path) -> dict[
         "trainer.limit_val_batches": VALIDATION_TOKENS,  # the text is cut to size itself
     }
     given["control.controller"] = place_of_law(given["control.controller"])
+    known = {f"control.{field.name}" for field in fields(ControlConfig)}
+    own = [name for name in given if name.startswith("control.") and name not in known]
+    if own:
+        given["control.controller_args"] = [f"{name.partition('.')[2]}={given.pop(name)}" for name in own]
     if (base := RESEARCH / str(given["base.name"])).is_dir():
         given["base.name"] = str(base)
     if task.train_tokens:

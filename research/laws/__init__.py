@@ -3,7 +3,10 @@
 from typing import Any
 
 from granite_scu.control import CONTROLLERS, Controller
+from research.laws.cascade import Cascade
+from research.laws.cpr import CPR
 from research.laws.i import Integral
+from research.laws.kl import KL
 from research.laws.original import Original
 from research.laws.p import Proportional
 from research.laws.projection import Projection
@@ -12,7 +15,10 @@ OWN: dict[str, type[Controller[Any]]] = {
     "p": Proportional,
     "i": Integral,
     "original": Original,
+    "kl": KL,
+    "cpr": CPR,
     "projection": Projection,
+    "cascade": Cascade,
 }
 LAWS = CONTROLLERS | OWN
 """By the names that finished runs have them by."""

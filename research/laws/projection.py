@@ -40,9 +40,9 @@ class Projection:
 
     needs_kl: ClassVar[bool] = False
     needs_slopes: ClassVar[bool] = False
-    refuses_adapter: ClassVar[str] = (
-        "it scales A and B down, which leads to no adapter at all, not to where training starts"
-    )
+    refuses: ClassVar[dict[str, str]] = {
+        "--adapter": "it scales A and B down, which leads to no adapter at all, not to where training starts"
+    }
 
     setpoint: float
     ema_alpha: float = 0.5

@@ -328,6 +328,20 @@ def test_a_run_folder_names_no_code(tmp_path, text, words):
         script_flags.translate(["--output-dir", str(tmp_path), "--resume-from-checkpoint", "last"])
 
 
+def test_a_run_of_an_earlier_version_is_continued(tmp_path):
+    """Its file has settings that are no more; where it gave one a value, the run cannot be the same without."""
+    written = yaml.safe_load(script("--test-run").yaml)
+    written["control"] |= {"target_kl": None, "cpr_bound": None, "cpr_warmup": None, "kp": 3.0}
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(written))
+    assert script("--output-dir", str(tmp_path), "--resume-from-checkpoint", "last").control.kp == 3.0
+    assert cli.parse(config_layers.put_first(["fit", "--config", str(file)])).request.control.kp == 3.0
+    written["control"]["cpr_warmup"] = 4
+    file.write_text(yaml.safe_dump(written))
+    with pytest.raises(UserError, match=r"cpr_warmup is no setting any more; .*laws\.cpr:CPR .*cpr_warmup=4"):
+        script("--output-dir", str(tmp_path), "--resume-from-checkpoint", "last")
+
+
 def test_the_configuration_that_a_run_writes_is_plain(tmp_path):
     (tmp_path / "config.yaml").write_text(script("--test-run", "--max-time", "00:01:00:00", "--bf16").yaml)
     config_layers.check_plain(tmp_path / "config.yaml")

@@ -188,7 +188,7 @@ def test_of_several_files_the_one_that_counts_is_named_and_none_where_a_flag_cou
         (["fit", "--config", "no/such.yaml"], "no/such.yaml"),
         (["fit", "--control.kd=1"], "control.kd"),
         (["fit", "--trainer.max_stepz", "3"], "did you mean --trainer.max_steps?"),
-        (["fit", "--control.controller", "nosuch"], "there are none, fixed, linear, cosine, pi, kl"),
+        (["fit", "--control.controller", "nosuch"], "there are none, fixed, linear, cosine, pi, replay"),
     ],
 )
 def test_a_wrong_command_is_refused_in_one_line(arguments, words, capsys):

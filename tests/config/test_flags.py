@@ -9,7 +9,7 @@ from granite_scu.cli.argument_parser import without_local_rank
 from granite_scu.cli.script_flags import translate
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
-from granite_scu.control import CPR, KL, PI, Linear
+from granite_scu.control import PI, Linear
 
 # Flag, its key, a value to give and what the configuration then holds. None as a value: a switch.
 FLAGS = [
@@ -83,9 +83,6 @@ FLAGS = [
     ("--lambda-min", "control.lambda_min", "1e-5", 1e-5),
     ("--lambda-max", "control.lambda_max", "1e5", 1e5),
     ("--lambda-end", "control.lambda_end", "0.25", 0.25),
-    ("--target-kl", "control.target_kl", "0.3", 0.3),
-    ("--cpr-bound", "control.cpr_bound", "0.01", 0.01),
-    ("--cpr-warmup", "control.cpr_warmup", "6", 6),
     ("--replay", "control.replay", "runs/other", "runs/other"),
     ("--controller-args", "control.controller_args", "data_alpha=0.3", ["data_alpha=0.3"]),
     ("--measure", "control.measure", "factors", "factors"),
@@ -158,7 +155,6 @@ PROMISED = {
     "--control-every": "10, fewer in a short run",
     "--lambda-min": "1e-06",
     "--lambda-max": "1000000.0",
-    "--cpr-bound": "what it takes after --cpr-warmup ticks",
     "--measure": "delta",
     "--actuator": "loss",
     "--n-tokens": "supervised tokens of the training set",
@@ -177,8 +173,6 @@ OF_A_LAW = {
     "--deadband": f"pi's: {PI.deadband}",
     "--lambda-init": "pi's: worked out from S*",
     "--lambda-end": f"linear's: {Linear.lambda_end}",
-    "--target-kl": f"kl's: {KL.target_kl}",
-    "--cpr-warmup": f"cpr's: {CPR.cpr_warmup}",
 }
 
 

@@ -8,11 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from granite_scu.control import (
-    CPR,
-    KL,
     PI,
     AutoSetpoint,
-    Cascade,
     Controller,
     Cosine,
     Fixed,
@@ -108,14 +105,6 @@ LAWS: dict[str, st.SearchStrategy[Controller[Any]]] = {
         lambda_init=st.one_of(st.none(), st.floats(0.01, 100)),
         **BOUNDS,
     ),
-    "kl": st.builds(KL, kp=st.floats(1e-3, 4.9), target_kl=st.floats(1e-6, 1e3), **BOUNDS),
-    "cpr": st.builds(
-        CPR,
-        cpr_bound=st.one_of(st.none(), st.floats(1e-300, 1e3)),
-        cpr_warmup=st.integers(1, 5),
-        lambda_max=BOUNDS["lambda_max"],
-    ),
     "replay": st.builds(Replay, steps=st.just((0, 20)), strengths=st.tuples(STRENGTHS, STRENGTHS)),
     "auto": st.builds(AutoSetpoint, st.builds(PI, setpoint=st.floats(1e-4, 0.9), **BOUNDS), rate=st.floats(0.01, 3)),
-    "cascade": st.builds(Cascade, gain=st.floats(0.1, 10), limit=st.floats(0.1, 3), ema_alpha=ALPHAS, **BOUNDS),
 }

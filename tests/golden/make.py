@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from granite_scu.control import CONTROLLERS, Controller, Measurement, Output, build
-from granite_scu.control.laws.base import AdapterBenefit
-from granite_scu.control.laws.cascade import PROBED_SCALE
+from granite_scu.control.laws.base import PROBED_SCALE, AdapterBenefit
 
 FOLDER = Path(__file__).parent
 TICKS = 48
@@ -34,7 +33,6 @@ LEARNING_RATE = 3e-4
 
 SETTINGS: dict[str, Any] = {"target_s": 0.02, "lambda_init": 0.5, "lambda_min": 0.05, "lambda_max": 1.5}
 OF_A_LAW: dict[str, dict[str, Any]] = {
-    "cpr": {"cpr_warmup": 4},
     "replay": {"steps": (5, 20, 60, 61, 150), "strengths": (0.4, 0.2, 0.0, 1.2, 0.7), "initial": 0.3},
 }
 OF_PI: dict[str, dict[str, Any]] = {

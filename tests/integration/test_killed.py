@@ -151,14 +151,15 @@ def test_a_power_cut_takes_back_no_more_than_a_kill(whole, cut, tmp_path_factory
     "flags",
     [
         pytest.param(FLAGS, marks=pytest.mark.slow, id="plain"),
-        pytest.param((*FLAGS, "--controller", "kl"), marks=pytest.mark.slow, id="kl"),
+        pytest.param((*FLAGS, "--controller", "research.laws.kl:KL"), marks=pytest.mark.slow, id="kl"),
         pytest.param(DRIFT, marks=pytest.mark.slow, id="drift"),
         pytest.param(WORSE, marks=pytest.mark.slow, id="worse"),
     ],
 )
-def test_a_run_killed_in_its_last_writings_needs_no_step_more(whole, cut, flags):
+def test_a_run_killed_in_its_last_writings_needs_no_step_more(whole, cut, flags, monkeypatch):
     """The training is over, and only the last tick, the scoring, the summary or the model card is missing. That tick
     measures the KL on the newest batch, which is read again."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where the law of research/ is found
     assert cut.run(flags, at_call("on_test_epoch_start", 10**9)) == 0
     for missing in ("README.md", "scu_metrics.json"):
         (cut.folder / missing).unlink()

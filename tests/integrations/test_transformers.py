@@ -37,6 +37,7 @@ from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.slopes import SlopeSensor
 
+CPR, KL = "research.laws.cpr:CPR", "research.laws.kl:KL"
 TINY_FOLDER = str(files("granite_scu.model") / "assets" / TINY_MODEL)
 SIGMA, N = 0.02, 1000
 STEPS, ACCUMULATE, EVERY = 12, 2, 3
@@ -112,8 +113,12 @@ def begin_from(model, factors) -> None:
         {"target_s": 0.02, "gradient_clip": 0.05},
         {"target_s": "auto"},
         pytest.param({"target_s": 0.02, "controller": "research.laws.projection:Projection"}, marks=pytest.mark.slow),
-        pytest.param({"controller": "cpr", "cpr_warmup": 1}, marks=pytest.mark.slow),
-        pytest.param({"controller": "kl", "target_kl": 0.01}, marks=pytest.mark.slow),
+        pytest.param(
+            {"controller": "research.laws.cpr:CPR", "controller_args": ["cpr_warmup=1"]}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"controller": "research.laws.kl:KL", "controller_args": ["target_kl=0.01"]}, marks=pytest.mark.slow
+        ),
         pytest.param({"controller": "fixed", "lambda_init": 500.0, "actuator": "decoupled"}, marks=pytest.mark.slow),
     ],
     ids=lambda settings: "-".join(str(value) for value in settings.values()),
@@ -433,7 +438,7 @@ def test_a_request_that_cannot_be_met_is_refused(settings, arguments, reason, ad
         ({"target_s": 0.1, "control_every": 0}, "^control_every 0: must be at least 1"),
         ({"target_s": 0.1, "prior_sigma": -1}, "^prior_sigma -1: must be positive"),
         ({"target_s": 0.1, "gradient_clip": -1}, "^gradient_clip -1"),
-        ({"controller": "cascade"}, "controller cascade: looks ahead in the training text"),
+        ({"controller": "research.laws.cascade:Cascade"}, "Cascade: looks ahead in the training text"),
         ({"controller": "pid", "target_s": 0.1}, "did you mean pi"),
         ({"controller": "research.laws.p:Proportional"}, "Proportional: give target_s a number, such as 0.1"),
     ],

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch.utils.data import IterableDataset
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import IGNORED, LoraConfig
-from granite_scu.control import build
+from granite_scu.config.settings import IGNORED, LoraConfig, check_refused
+from granite_scu.control import PI, find
 from granite_scu.control.diagnostics.ceiling import growth, growth_from
 from granite_scu.model import adapters, initial_adapter, saved_adapter
 from granite_scu.model.description_length import LN2
@@ -266,21 +266,14 @@ def test_dropout_is_the_runs_own(from_adapter, adapter):
     assert rates(again) == {0.25}
 
 
-PROJECTION = "research.laws.projection:Projection"
-
-
-@pytest.mark.parametrize(
-    ("settings", "flag"),
-    [
-        ({"controller": "pi", "actuator": "decoupled"}, "--actuator decoupled"),
-        ({"controller": PROJECTION, "actuator": "loss"}, f"--controller {PROJECTION}"),
-        ({"controller": "cascade", "actuator": "loss"}, "--controller cascade"),
-    ],
-)
-def test_what_acts_on_the_whole_update_is_refused_with_a_reason(settings, flag):
-    with pytest.raises(UserError, match=f"{flag}: cannot go together with --adapter: it "):
-        initial_adapter.check_control(**settings, law=build(settings["controller"], target_s=0.1))
-    initial_adapter.check_control("cpr", "loss", build("cpr"))
+def test_what_acts_on_the_whole_update_is_refused_with_a_reason():
+    with pytest.raises(UserError, match="--actuator decoupled: cannot go together with --adapter: it "):
+        initial_adapter.check_actuator("decoupled")
+    initial_adapter.check_actuator("loss")
+    for law in ("projection:Projection", "cascade:Cascade"):
+        with pytest.raises(UserError, match=f"--controller {law}: cannot go together with --adapter: it "):
+            check_refused(law, find(f"research.laws.{law}"), ["--adapter"])
+    check_refused("pi", PI, ["--adapter"])
 
 
 def test_adapters_that_cannot_be_gone_on_with(adapter, small_granite, tmp_path):

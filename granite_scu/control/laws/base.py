@@ -8,8 +8,13 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 StateT = TypeVar("StateT")
 
 
+PROBED_SCALE = 0.8
+"""The adapter is scored at its own scale and at this share of it: far enough for a difference beyond rounding, near
+enough for the slope at 1."""
+
+
 class AdapterBenefit(NamedTuple):
-    """Bits per token that the adapter saves over the base model, as it is and scaled down to ``cascade.PROBED_SCALE``.
+    """Bits per token that the adapter saves over the base model, as it is and scaled down to ``PROBED_SCALE``.
 
     Attributes:
         held_out, held_out_scaled: on held-out text.
@@ -122,6 +127,10 @@ class Output:
 
 class Controller(Protocol[StateT]):
     """A frozen dataclass: its fields are the configuration, and nothing in it changes.
+
+    A class may also have ``needs_benefit``, true where a measurement after a validation must have an
+    ``AdapterBenefit``; ``refuses``, by flag, such as ``--actuator decoupled``, why it does not go together with it; and
+    ``check_length(ticks, validations)``, which raises ValueError in a run that is too short for it.
 
     What changes is the state, a frozen dataclass of floats, ints, bools, tuples and None (or of such dataclasses).
     ``dataclasses.asdict`` makes it ready for JSON or a checkpoint, and ``restored`` undoes that.

@@ -8,8 +8,7 @@ import lightning as L
 from peft.helpers import rescale_adapter_scale
 from torch import Tensor
 
-from granite_scu.control.laws.base import AdapterBenefit
-from granite_scu.control.laws.cascade import PROBED_SCALE
+from granite_scu.control.laws.base import PROBED_SCALE, AdapterBenefit
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.module import GraniteModule

@@ -10,7 +10,10 @@ from invariants import ALPHAS, BOUNDS, GAINS, MEASUREMENTS, UNUSABLE, check_held
 from granite_scu.config.settings import ControlConfig
 from granite_scu.control import build, find
 from research.laws import OWN, place_of
+from research.laws.cascade import Cascade
+from research.laws.cpr import CPR
 from research.laws.i import Integral
+from research.laws.kl import KL
 from research.laws.original import Original
 from research.laws.p import Proportional
 from research.laws.projection import Projection
@@ -19,7 +22,15 @@ LAWS = {
     "p": st.builds(Proportional, setpoint=st.just(0.02), kp=GAINS, ema_alpha=ALPHAS, **BOUNDS),
     "i": st.builds(Integral, setpoint=st.just(0.02), ki=GAINS, ema_alpha=ALPHAS, **BOUNDS),
     "original": st.builds(Original, kp=st.floats(1e-3, 1e4), ki=GAINS),
+    "kl": st.builds(KL, kp=st.floats(1e-3, 4.9), target_kl=st.floats(1e-6, 1e3), **BOUNDS),
+    "cpr": st.builds(
+        CPR,
+        cpr_bound=st.one_of(st.none(), st.floats(1e-300, 1e3)),
+        cpr_warmup=st.integers(1, 5),
+        lambda_max=BOUNDS["lambda_max"],
+    ),
     "projection": st.builds(Projection, setpoint=st.floats(1e-4, 0.99), ema_alpha=ALPHAS),
+    "cascade": st.builds(Cascade, gain=st.floats(0.1, 10), limit=st.floats(0.1, 3), ema_alpha=ALPHAS, **BOUNDS),
 }
 
 
@@ -47,6 +58,12 @@ def test_the_command_line_takes_it_by_its_place(name):
 
 
 OUT_OF_RANGE = {
+    "kl": {"target_kl": (0.0,), "kp": (5.0, -1.0), "ema_alpha": (0.0,)},
+    "cpr": {"cpr_bound": (0.0, -1.0), "cpr_warmup": (0,), "mu": (0.0,)},
+    "cascade": {
+        **{"start": (0.0, 0.009, 1.0), "aim": (1.0,), "gain": (0.0,), "limit": (math.inf,), "ema_alpha": (0.0,)},
+        "lambda_min": (0.0,),
+    },
     "p": {"kp": (0.0, math.inf), "setpoint": (0.0,), "ema_alpha": (2.0,), "lambda_init": (0.0,)},
     "i": {"ki": (0.0, math.nan), "deadband": (-1.0,), "error_limit": (0.0,), "lambda_init": (1e7,)},
     "original": {"kp": (-1.0,), "ki": (0.0,), "deadband": (math.nan,), "leak": (0.0,), "integral_limit": (0.0,)},

@@ -14,7 +14,7 @@ from granite_scu.control import build
 from research.laws import OWN, place_of
 
 FOLDER = Path(__file__).parents[1] / "golden"
-SETTINGS = {"original": {"kp": 3.0, "ki": 2.0}}
+SETTINGS = {"original": {"kp": 3.0, "ki": 2.0}, "cpr": {"cpr_warmup": 4}}
 
 
 def law(name: str):

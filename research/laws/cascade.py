@@ -4,12 +4,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from granite_scu.control.laws.base import AdapterBenefit, Measurement, Output, check, clip, require
+from granite_scu.control.laws.base import PROBED_SCALE, AdapterBenefit, Measurement, Output, check, clip, require
 from granite_scu.control.laws.pi import PI, PIState
 
-PROBED_SCALE = 0.8
-"""The adapter is scored at its own scale and at this share of it: far enough for a difference beyond rounding, near
-enough for the slope at 1."""
+LEAST_VALIDATIONS = 10
+"""Validations in a run that give it the time to measure, and to move its setpoint by decades."""
 
 ODDS = (0.01, 1e6)
 """Bounds of S*/(1 - S*). An adapter at the lower one does no harm, and can still grow within a few validations; the
@@ -92,6 +91,14 @@ class Cascade:
 
     needs_kl: ClassVar[bool] = False
     needs_slopes: ClassVar[bool] = False
+    needs_benefit: ClassVar[bool] = True
+    refuses: ClassVar[dict[str, str]] = {
+        "--actuator decoupled": "it works with loss alone",
+        "--measure factors": "it works with delta alone",
+        "--adapter": "it asks what the whole adapter is worth at another size, and S measures only what is added to it",
+        "--stream": "it looks ahead in the training text",
+        "--held-out-share 0": "it acts by validations, and nothing is held out to validate on",
+    }
     setpoint: ClassVar[float | None] = None
 
     start: float = 0.2
@@ -107,6 +114,14 @@ class Cascade:
         require(ODDS[0] <= odds <= ODDS[1], f"start {self.start}: is an S*, it must lie between 0.01 and 1")
         require(0 < self.aim < 1, f"aim {self.aim}: must lie between 0 and 1")
         check(self, "gain", "limit")
+
+    def check_length(self, ticks: int, validations: int) -> None:
+        """Refuse a run without the validations that it moves by; a tick finds the newest alone."""
+        if (found := min(ticks - 1, validations)) < LEAST_VALIDATIONS:
+            raise ValueError(
+                f"moves its setpoint at validations and takes {LEAST_VALIDATIONS} at least, and the run has {found}; "
+                "set a smaller --eval-steps or --control-every, or train for longer"
+            )
 
     @property
     def initial_strength(self) -> float:

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from invariants import UNUSABLE, run, seen
 
-from granite_scu.control import CPR
+from research.laws.cpr import CPR
 
 
 def of(*costs: float, s: float = 0.02):

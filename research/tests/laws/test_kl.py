@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from invariants import UNUSABLE, run, seen
 
-from granite_scu.control import KL
+from research.laws.kl import KL
 
 
 def strengths(law: KL, *kls: float | None) -> list[float]:

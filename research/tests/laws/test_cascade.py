@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from invariants import run, seen
 
-from granite_scu.control import PI, Cascade
+from granite_scu.control import PI
 from granite_scu.control.laws.base import AdapterBenefit, Measurement, Output
-from granite_scu.control.laws.cascade import PROBED_SCALE, best_log_scale, headroom
+from research.laws.cascade import PROBED_SCALE, Cascade, best_log_scale, headroom
 
 
 def at(odds: float, saved: AdapterBenefit | None = None, travel: float = 5.0) -> Measurement:
