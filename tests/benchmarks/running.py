@@ -45,8 +45,11 @@ def cases(name: str, *arguments: str) -> list[dict]:
 
 
 def refuses(name: str, arguments: list[str], said: str) -> None:
-    """It says what is wrong in one line and ends with code 2: in this process, which has imported torch."""
-    path = str(ROOT / "benchmarks" / f"{name}.py")
+    """It says what is wrong in one line and ends with code 2: in this process, which has imported torch.
+
+    ``name`` is of a benchmark, or the path of another program.
+    """
+    path = str(ROOT / ("" if "/" in name else "benchmarks") / f"{name}.py")
     out, err, argv = io.StringIO(), io.StringIO(), sys.argv
     sys.argv = [path, *arguments]
     try:

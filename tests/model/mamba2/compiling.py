@@ -20,8 +20,8 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 
-from benchmarks.gpu_kernels import SHARED
 from benchmarks.no_extensions import without_cuda_extensions
+from research.counting.gpu_kernels import SHARED
 
 
 class Offline(DriverBase):

@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from benchmarks.model_parts import part_of_product, part_of_stack
 from granite_scu.config.settings import BaseConfig, LoraConfig
 from granite_scu.model import adapters, loss, memory
 from granite_scu.model.mamba2 import mamba
 from granite_scu.model.mamba2.tiling import describing
+from research.counting.model_parts import part_of_product, part_of_stack
 
 FREE = ("empty", "new_empty", "empty_like", "detach", "lift_fresh", "new_empty_strided", "empty_strided", "alias")
 FREE += ("_unsafe_view", "_local_scalar_dense", "set_")

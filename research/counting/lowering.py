@@ -35,10 +35,10 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._sympy.functions import Max, Min
 from torch.utils._triton import has_triton
 
-from benchmarks.counting import Cost, Count, Step, Tagged, adapted, merged, total
-from benchmarks.insides import Insides, is_known
-from benchmarks.model_parts import is_product, part_of_node, sides
 from granite_scu.model import compilation, loss
+from research.counting.insides import Insides, is_known
+from research.counting.model_parts import is_product, part_of_node, sides
+from research.counting.operators import Cost, Count, Step, Tagged, adapted, merged, total
 
 H100 = SimpleNamespace(
     name="NVIDIA H100", major=9, minor=0, multi_processor_count=132, total_memory=80 * 2**30, warp_size=32,

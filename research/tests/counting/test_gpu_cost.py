@@ -11,10 +11,11 @@ import torch
 from running import refuses
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks import counting, gpu_cost
-from benchmarks.counting import Cost, Count, Step
 from granite_scu.config.settings import BaseConfig, LoraConfig
 from granite_scu.model import loading, memory
+from research.counting import gpu_cost
+from research.counting import operators as counting
+from research.counting.operators import Cost, Count, Step
 
 
 def small(layers: int, **settings) -> Step:
@@ -43,7 +44,7 @@ def test_what_a_mamba_layer_of_ours_costs_uncompiled_does_not_creep_back():
 
 def compiled_cost(make) -> Cost:
     """Of the function that ``make`` returns, compiled."""
-    from benchmarks import lowering
+    from research.counting import lowering
 
     lowered = lowering.Lowering("function")
     with FakeTensorMode():
@@ -96,7 +97,7 @@ def test_the_products_inside_of_mamba_ssms_scan_are_those_worked_out_by_hand():
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which make test-slow installs")
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_layers_of_a_kind_share_a_graph_and_move_a_third(checkpointing):
-    from benchmarks import lowering
+    from research.counting import lowering
 
     steps = [small(layers, gradient_checkpointing=checkpointing) for layers in (7, 8)]
     found = [lowering.count(step) for step in steps]
@@ -114,7 +115,7 @@ def test_layers_of_a_kind_share_a_graph_and_move_a_third(checkpointing):
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which make test-slow installs")
 def test_a_compiled_layer_keeps_what_is_predicted_of_its_memory():
-    from benchmarks import lowering
+    from research.counting import lowering
 
     kept, predicted = [], []
     for layers in (7, 8):
@@ -130,7 +131,7 @@ def test_a_compiled_layer_keeps_what_is_predicted_of_its_memory():
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which make test-slow installs")
 def test_a_step_of_the_default_keeps_to_its_aim():
-    from benchmarks import lowering
+    from research.counting import lowering
 
     step = Step(loading.default_config(), batch=8, block=1024)
     total = counting.total(lowering.count(step)[0])
@@ -149,7 +150,7 @@ def test_with_the_packages_a_step_is_estimated_at_four_times_the_rate_of_hugging
 @pytest.mark.slow
 @pytest.mark.skipif(bool(gpu_cost.lacking_for("with packages")), reason="needs the kernels of make test-slow")
 def test_the_gradient_of_mamba_ssms_scan_is_not_copied_on_its_way_to_the_convolution():
-    from benchmarks import lowering
+    from research.counting import lowering
 
     one, two = (lowering.count(small(layers, kernels=gpu_cost.PACKAGES))[0] for layers in (1, 2))
     for part in ("convolution", "Mamba-2, else"):  # the last is the step sizes' gradient
@@ -194,6 +195,10 @@ def test_the_command_prints_every_part(monkeypatch, capsys):
 
 
 def test_bad_input_is_refused_in_a_line():
-    refuses("gpu_cost", ["--block", "0"], "--block 0: must be at least 1")
+    refuses("research/counting/gpu_cost", ["--block", "0"], "--block 0: must be at least 1")
     if find_spec("triton") is None:
-        refuses("gpu_cost", ["--sides", "compiled"], "--sides compiled: Triton is not installed; make .venv/.kernels")
+        refuses(
+            "research/counting/gpu_cost",
+            ["--sides", "compiled"],
+            "--sides compiled: Triton is not installed; make .venv/.kernels",
+        )

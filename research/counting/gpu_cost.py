@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What a training step takes of a GPU, counted without one: bytes moved, kernel launches and operations, part by part.
 
-    python benchmarks/gpu_cost.py                           the default model, 8 x 1024 tokens, bf16: about two minutes
-    python benchmarks/gpu_cost.py --sides eager compiled --block 2048 --json
+    python research/counting/gpu_cost.py            the default model, 8 x 1024 tokens, bf16: about two minutes
+    python research/counting/gpu_cost.py --sides eager compiled --block 2048 --json
 
 Four sides: ours as PyTorch runs it operator by operator; ours with its layers and the loss's body compiled as
 ``--torch-compile`` does (lowered by Inductor for an H100, which takes Triton's package); the same with the scan of
@@ -18,19 +18,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import counting, measure
-from benchmarks.counting import Cost, Step
+from benchmarks import measure
 from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.errors import UserError
 from granite_scu.model import loading
 from granite_scu.model.mamba2 import packages
+from research.counting import operators as counting
+from research.counting.operators import Cost, Step
 
 SIDES = ("eager", "compiled", "with packages", "theirs")
 PACKAGES = packages.kernels_of(packages.PACKAGES, "mamba-ssm and causal-conv1d")
@@ -55,7 +56,7 @@ def measured(side: str, step: Step) -> tuple[Found, int, float]:
     """
     if side in ("eager", "theirs"):
         return counting.count(step, ours=side == "eager"), 0, 0.0
-    from benchmarks import lowering
+    from research.counting import lowering
 
     start = time.process_time()
     found, graphs = lowering.count(replace(step, kernels=PACKAGES) if side == "with packages" else step)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from benchmarks.counting import Cost, Count, bytes_of, total
 from benchmarks.no_extensions import without_cuda_extensions
+from research.counting.operators import Cost, Count, bytes_of, total
 
 PRODUCTS = {"mamba2_scan": (0, 2, 1, 1), "mamba2_scan_backward": (1, 5, 3, 3)}
 """Of mamba-ssm's kernels by operator: which argument x is, and how many products they take of a chunk's tokens with its

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The kernels that Inductor writes for a training step, compiled for a card without one: instructions, registers.
 
-    python benchmarks/gpu_kernels.py                     the default model, 8 x 1024 tokens: about two minutes
-    python benchmarks/gpu_kernels.py --capability 80     the same kernels for an A100
+    python research/counting/gpu_kernels.py                     the default model, 8 x 1024 tokens: about two minutes
+    python research/counting/gpu_kernels.py --capability 80     the same kernels for an A100
 
 ``gpu_cost.py`` counts the bytes that a step moves. A kernel that computes much for every number is slower than its
 bytes say, and one that spills keeps in memory what does not fit into registers. Each kernel is compiled by Triton and
@@ -23,15 +23,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import gpu_cost, measure
-from benchmarks.counting import Step
+from benchmarks import measure
 from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.errors import UserError
 from granite_scu.model import loading
+from research.counting import gpu_cost
+from research.counting.operators import Step
 
 ISSUED = 132 * 4 * 1.98e9
 """Instructions that an H100 issues in a second."""
@@ -108,7 +109,7 @@ def _offline(capability: int) -> Iterator[None]:
     from torch._inductor import config
     from torch._inductor.runtime import triton_helpers
 
-    from benchmarks.lowering import as_on_h100
+    from research.counting.lowering import as_on_h100
 
     with (
         as_on_h100(),
@@ -211,7 +212,7 @@ def main() -> int:
     if lacks := gpu_cost.lacking_for("compiled"):
         raise UserError(f"{lacks} is not installed; {gpu_cost.INSTALL}")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp())
-    from benchmarks import lowering
+    from research.counting import lowering
 
     _, graphs = lowering.count(Step(loading.default_config(), options.batch, options.block))
     found = kernels_of(graphs, options.capability)

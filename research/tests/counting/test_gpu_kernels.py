@@ -6,9 +6,9 @@ import pytest
 import torch
 from running import refuses
 
-from benchmarks import gpu_kernels
-from benchmarks.counting import Step
 from granite_scu.model import loading
+from research.counting import gpu_kernels
+from research.counting.operators import Step
 
 NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which make test-slow installs")
 
@@ -32,7 +32,7 @@ def test_what_is_in_a_loop_counts_as_often_as_it_is_run():
 @pytest.fixture(scope="module")
 def graphs():
     """By dtype, of the first layers of the default model: Mamba-2 and, as the sixth, attention."""
-    from benchmarks import lowering
+    from research.counting import lowering
 
     config = copy.deepcopy(loading.default_config())
     config.num_hidden_layers, config.layer_types = 6, config.layer_types[:6]
@@ -55,4 +55,4 @@ def test_every_kernel_of_a_compiled_step_fits_the_card(capability, graphs):
 
 
 def test_bad_input_is_refused_in_a_line():
-    refuses("gpu_kernels", ["--block", "0"], "--block 0: must be at least 1")
+    refuses("research/counting/gpu_kernels", ["--block", "0"], "--block 0: must be at least 1")
