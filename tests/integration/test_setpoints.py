@@ -295,7 +295,7 @@ def test_a_checkpoint_of_the_other_kind_of_setpoint_is_refused(launch, corpus, t
     [
         (
             ["--stop-at-equilibrium", "--controller", "fixed"],
-            "--stop-at-equilibrium: --controller fixed closes no loop",
+            "--stop-at-equilibrium: --controller fixed follows no setpoint",
         ),
         (
             ["--stop-at-equilibrium", "--measure", "factors", "--kp", "1", "--ki", "0.1"],

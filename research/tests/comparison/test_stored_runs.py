@@ -10,6 +10,7 @@ from granite_scu.control.laws.base import AdapterBenefit, Slopes
 from granite_scu.training.module import schedule
 from research.comparison.evidence import Evidence
 from research.comparison.protocol import FRESH, FRESH_AGAIN, FRESH_THIRD, FULL, SCARCE, VARIED
+from research.laws import place_of
 from research.tests.comparison.test_revisions import ROOT
 
 PLACES = {
@@ -36,7 +37,7 @@ def law_of(record):
         return AutoSetpoint().in_a_run_of(steps)
     if name in FEED_FORWARD:
         del own["lambda_init"]
-    return build(name, **own)
+    return build(place_of(name), **own)
 
 
 def controller(record):

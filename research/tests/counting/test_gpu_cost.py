@@ -83,8 +83,8 @@ def test_what_is_read_again_by_a_neighbour_and_the_slice_that_a_product_takes_ar
 
 
 def test_the_products_inside_of_mamba_ssms_scan_are_those_worked_out_by_hand():
-    from benchmarks import insides
     from granite_scu.model.mamba2 import packages  # which makes the operator
+    from research.counting import insides
 
     x, b = torch.empty(1, 512, 2, 16), torch.empty(1, 512, 1, 8)
     with_state = 2 * 512 * 2 * 16 * 8  # a sum over tokens, or over the state, for each head
@@ -161,7 +161,7 @@ def test_the_gradient_of_mamba_ssms_scan_is_not_copied_on_its_way_to_the_convolu
 def test_a_kernel_that_python_launches_moves_each_tensor_once(monkeypatch):
     import triton
 
-    from benchmarks import insides
+    from research.counting import insides
 
     @triton.jit
     def kernel(x, y, count):

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from rising import steer
 
-from granite_scu.control import Original
 from research.identification.fopdt import Fopdt, sampled, simulate
 from research.identification.stability import crossings
+from research.laws.original import Original
 
 PUBLISHED = Original()
 LINEAR = replace(PUBLISHED, setpoint=0.5, deadband=0.0, lambda_min=1e-30, lambda_max=1e30)

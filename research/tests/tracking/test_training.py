@@ -5,6 +5,7 @@ from tracked import CELL, asked
 
 from granite_scu.config.errors import UserError
 from granite_scu.control import build
+from research.laws.original import Original
 from research.tracking import command as tracking
 from research.tracking import grid as tracking_grid
 from research.tracking import training as tracking_training
@@ -24,13 +25,13 @@ def test_every_flag_of_a_run_can_be_set(monkeypatch, setting):
     cell = tracking._cells(asked(*options))[0]
     with pytest.raises(InterruptedError):
         tracking_training.train(cell)
-    given = {name: value for name, value in vars(requests[0].control).items() if name != "controller"}
-    assert build("original", **given) == build("original", setpoint=cell.setpoint)
+    control = requests[0].control
+    assert build(control.controller, **control.of_law) == Original(setpoint=cell.setpoint)
 
 
 def test_a_setting_that_a_law_refuses_itself_is_refused_in_time():
     """The configuration lets it through: the original law's own first lambda is 1."""
-    with pytest.raises(UserError, match=r"--controller original: lambda_init 1\.0"):
+    with pytest.raises(UserError, match=r"--controller research\.laws\.original:Original: lambda_init 1\.0"):
         tracking_training.request_of(replace(CELL, controller="original", settings=("--lambda-max=0.1",)), "unused")
 
 
