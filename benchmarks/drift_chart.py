@@ -5,6 +5,7 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from benchmarks.drift_grid import saved
 from granite_scu.storage.atomic import replacing
@@ -50,8 +51,10 @@ def draw(lines: list[Line]) -> Figure:
             right = [point["right"] / point["questions"] for _, point in points] if asked else learned
             by_questions.plot([point["known_lost"] for _, point in points], right, **look)
         by_drift.set_xscale("log")
+        by_drift.xaxis.set_major_locator(FixedLocator([0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]))
+        by_drift.xaxis.set_minor_locator(NullLocator())
         by_drift.set_xlabel("drift", fontsize=style.TICKS)
-        by_drift.xaxis.set_major_formatter(lambda value, _: f"{value:.4%}".rstrip("0%").rstrip(".") + "%")
+        by_drift.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
         by_drift.set_ylabel("bits saved", fontsize=style.TICKS)
         by_questions.set_xlabel("general answers lost", fontsize=style.TICKS)
         by_questions.set_ylabel("own answers right" if asked else "bits saved", fontsize=style.TICKS)
@@ -64,12 +67,14 @@ def draw(lines: list[Line]) -> Figure:
     return figure
 
 
-def curves(lines: list[Line]) -> dict[tuple[str, float], Points]:
-    """Runs and their points by arm, and by all but the value of it, in the order of that, or of the training."""
-    made: dict[tuple, Points] = {}
+def curves(lines: list[Line]) -> dict[tuple[str, tuple], Points]:
+    """Runs and their points by arm, and by all but the value of it, in the order of that; of a plain run in the order
+    of training, and scaled by rising scale."""
+    made: dict[tuple[str, tuple], Points] = {}
     for line in sorted(lines, key=lambda line: line["value"]):
         others = line["rate"], line["seed"], line["text"], line["epochs"]
-        for name, point in line["points"].items():
+        end = line["points"]["end"]
+        for name, point in [*line["points"].items(), ("end", end)][1:]:
             arm = line["arm"]
             if name.startswith("x"):
                 arm += ", scaled"
@@ -77,6 +82,6 @@ def curves(lines: list[Line]) -> dict[tuple[str, float], Points]:
                 arm += ", averaged"
             made.setdefault((arm, others), []).append((line, point))
     for (arm, _), points in made.items():
-        if arm.startswith("plain"):
-            points.sort(key=lambda pair: pair[1]["drift"])
+        if arm == "plain, scaled":
+            points[:] = [*points[::-1], (points[0][0], points[0][0]["points"]["end"])]
     return made

@@ -32,14 +32,14 @@ def test_what_is_held_is_told_over_the_budget_of_each_column_and_a_bound_is_mark
     assert [list(column.cells) for column in table.columns[5:]] == [["4.20 (4.5!)"], ["1.05 (4.5!)"]]
 
 
-def test_a_curve_has_the_values_of_an_arm_or_the_way_of_a_plain_run_by_drift():
+def test_a_curve_has_the_values_of_an_arm_or_the_way_of_a_plain_run():
     plain = Cell("tiny-granite-h", "facts", 100, 8, 1e-3, "plain")
     ways = {name: POINT | {"drift": drift} for name, drift in
-            {"end": 0.5, "step 9": 0.1, "x 0.5": 0.2, "x 0.25": 0.05, "mean of 3": 0.3}.items()}  # fmt: skip
+            {"end": 0.5, "step 9": 0.6, "x 0.5": 0.2, "x 0.25": 0.05, "mean of 3": 0.3}.items()}  # fmt: skip
     loops = [line(Cell(*list(asdict(LOOP).values())[:6], value), end=POINT) for value in (0.1, 0.01)]
     found = {arm: points for (arm, _), points in curves([line(plain, **ways), *loops]).items()}
     drifts = {arm: [point["drift"] for _, point in points] for arm, points in found.items() if "plain" in arm}
-    assert drifts == {"plain": [0.1, 0.5], "plain, scaled": [0.05, 0.2], "plain, averaged": [0.3]}
+    assert drifts == {"plain": [0.6, 0.5], "plain, scaled": [0.05, 0.2, 0.5], "plain, averaged": [0.3]}
     assert [each["value"] for each, _ in found["loop"]] == [0.01, 0.1]
 
 
