@@ -114,8 +114,12 @@ GONE = {"target_kl": "kl:KL", "cpr_bound": "cpr:CPR", "cpr_warmup": "cpr:CPR"}
 """Settings of ``control`` that runs of 0.1 have in their files, and the laws in research/ that have them now."""
 
 
+_WAS = "# "
+"""Comes before a file's name where its content stands in its place."""
+
+
 def of_today(file: str) -> str:
-    """A file's name; where an earlier version wrote it, what it holds, without settings that are no more.
+    """A file's name; where an earlier version wrote it, what it holds, below its name, without what is no more.
 
     Raises:
         UserError: such a setting has a value.
@@ -130,7 +134,7 @@ def of_today(file: str) -> str:
     if not gone:
         return file
     kept = {name: value for name, value in control.items() if name not in gone}
-    return yaml.safe_dump(content | {"control": kept}, sort_keys=False)
+    return f"{_WAS}{file}\n" + yaml.safe_dump(content | {"control": kept}, sort_keys=False)
 
 
 def origins_and_values(arguments: list[str]) -> dict[str, tuple[str, Any]]:
@@ -385,6 +389,9 @@ def _commented(setting: dict[str, Any], origin: str | None) -> list[str]:
 
 
 def _label(path: str) -> str:
+    first, newline, _ = path.partition("\n")
+    if newline and first.startswith(_WAS):
+        return first.removeprefix(_WAS)
     is_preset = Path(path).parent == presets.folder() and Path(path).stem in presets.PRESETS
     return f"{FLAG} {Path(path).stem}" if is_preset else path
 

@@ -13,7 +13,7 @@ import yaml
 from devices import A100, CPU, RTX_4090, T4
 
 from granite_scu import hardware
-from granite_scu.cli import config_layers, script_flags, train_commands
+from granite_scu.cli import config_layers, early_refusals, script_flags, train_commands
 from granite_scu.cli import request_parser as cli
 from granite_scu.config import shipped
 from granite_scu.config.errors import UserError
@@ -328,18 +328,25 @@ def test_a_run_folder_names_no_code(tmp_path, text, words):
         script_flags.translate(["--output-dir", str(tmp_path), "--resume-from-checkpoint", "last"])
 
 
+CONTINUES = ("--resume-from-checkpoint", "last")
+
+
 def test_a_run_of_an_earlier_version_is_continued(tmp_path):
     """Its file has settings that are no more; where it gave one a value, the run cannot be the same without."""
     written = yaml.safe_load(script("--test-run").yaml)
     written["control"] |= {"target_kl": None, "cpr_bound": None, "cpr_warmup": None, "kp": 3.0}
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(written))
-    assert script("--output-dir", str(tmp_path), "--resume-from-checkpoint", "last").control.kp == 3.0
+    assert script("--output-dir", str(tmp_path), *CONTINUES).control.kp == 3.0
     assert cli.parse(config_layers.put_first(["fit", "--config", str(file)])).request.control.kp == 3.0
-    written["control"]["cpr_warmup"] = 4
+    written["control"]["controller"] = "kl"
+    file.write_text(yaml.safe_dump(written))
+    with pytest.raises(UserError, match=re.escape(f"--controller kl (in {file}): no controller is called 'kl'")):
+        early_refusals.refuse(config_layers.put_first(["fit", "--config", str(file)]))
+    written["control"] |= {"controller": "pi", "cpr_warmup": 4}
     file.write_text(yaml.safe_dump(written))
     with pytest.raises(UserError, match=r"cpr_warmup is no setting any more; .*laws\.cpr:CPR .*cpr_warmup=4"):
-        script("--output-dir", str(tmp_path), "--resume-from-checkpoint", "last")
+        script("--output-dir", str(tmp_path), *CONTINUES)
 
 
 def test_the_configuration_that_a_run_writes_is_plain(tmp_path):
