@@ -7,9 +7,11 @@ from typing import Any
 from rich.console import Console
 
 from granite_scu.cli.console import print_facts
+from granite_scu.config.settings import RunConfig
 from granite_scu.control.units import counted, duration, per_cent
 from granite_scu.evaluation.bpt.report import shown_answers
 from granite_scu.storage.run_folder import ANSWERS, LAST_ADAPTER, read_json
+from granite_scu.training.callbacks.samples import MOST_SECONDS
 from granite_scu.viz import adapter_size
 from granite_scu.viz.run_folder import read_validations
 from granite_scu.viz.what_now import verdict
@@ -28,6 +30,9 @@ EVAL_OTHER = ("granite-scu eval {run} --data-dir FILE", "is the adapter better o
 CONTINUE = ('granite-scu generate {run} --prompt "..."', "base model and adapter continue a text, side by side")
 TALK = ("granite-scu generate {run} --chat", "talk to base model and adapter")
 """Commands that continue with a finished run, and what each does; the last two of texts and of chats."""
+
+IN_TIME = f"in {duration(MOST_SECONDS)}"
+"""What a run waits for each kind of answers."""
 
 SHOWN = 4
 """Held-out questions that are shown with their answers; the report has all."""
@@ -66,6 +71,8 @@ def print_summary(
     found = verdict(summary, learning_rate, validations=validations)
     for line in found.sentences:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if unasked := _unasked(summary, shlex.quote(str(folder))):
+        console.print(unasked, highlight=False, markup=False, soft_wrap=True)
     following = (REPORT, TALK if chats or records else CONTINUE, EVAL if tested else EVAL_OTHER)
     commands = [(command.format(run=shlex.quote(str(folder))), meaning) for command, meaning in following]
     width = max(len(command) for command, _ in commands)
@@ -80,23 +87,44 @@ def _gain(base: float, adapter: float) -> str:
 
 def _answers(found: dict[str, Any]) -> str:
     if not found["n"]:
-        return f"none of {found['asked']} in the time"
+        return f"none of {found['asked']} {IN_TIME}"
     low, high = map(per_cent, found["interval"])
-    in_time = "" if found["n"] == found["asked"] else f"; {found['n']} of {found['asked']} were answered in the time"
+    in_time = "" if found["n"] == found["asked"] else f"; {found['n']} of {found['asked']} were answered {IN_TIME}"
     return (
         f"{found['right']} of {found['n']} as expected (95 % interval {low} to {high}), by the base model "
         f"{found['base']['right']}{in_time}"
     )
 
 
+def _unasked(summary: dict[str, Any], run: str) -> str:
+    """Which questions had no time, and how to have them answered; empty where all had."""
+    kinds = {"held-out": summary.get("answers"), "general": summary.get("elsewhere")}
+    short = {
+        kind: found
+        for kind, found in kinds.items()
+        if found and found["n"] < found["asked"] and (kind == "held-out" or found["right_before"] or not found["n"])
+    }
+    if not short:
+        return ""
+    counts = " and ".join(f"{found['n']} of {found['asked']} {kind}" for kind, found in short.items())
+    most = max(found["asked"] for found in short.values())
+    samples = f" --samples {most}" if most > RunConfig.samples else ""
+    return (
+        f"Only {counts} questions were answered {IN_TIME}, the limit at the end of a run: granite-scu eval "
+        f"{run}{samples} asks all of them; on a quieter machine more are answered."
+    )
+
+
 def _general(found: dict[str, Any]) -> str:
     n, asked, model = found["n"], found["asked"], f"the {found.get('compared_with', 'base model')}"
-    cost = f"known ones cost {found['bits_after']:.2f} bits/token, {found['bits_before']:.2f} under {model}"
+    cost = f"known ones cost {found['bits_after']:.2f} bits/token, with {model} {found['bits_before']:.2f}"
+    if not n:
+        return f"none of {asked} {IN_TIME}; {cost}"
     if not found["right_before"]:
         some = f"{n}" if n == asked else f"the first {n} of {asked}, so that the others were not asked"
         return f"{model} has none right of {some}; {cost}"
     changed = f"{found['became_wrong']} became wrong, {found['became_right']} right"
-    in_time = "" if n == asked else f"; {n} of {asked} were answered in the time"
+    in_time = "" if n == asked else f"; {n} of {asked} were answered {IN_TIME}"
     return f"{found['right_after']} of {n} right, by {model} {found['right_before']}: {changed}; {cost}{in_time}"
 
 

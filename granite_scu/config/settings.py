@@ -649,7 +649,8 @@ class RunConfig:
             written.
         logger_offline: such loggers keep to this machine, whatever their own settings say, and ask for no login.
         samples: questions that base model and adapter answer at the end, of held-out chats (of texts, two are
-            continued), and as many general ones, 30 at most; the report quotes them. 0 leaves them out.
+            continued), and as many general ones, 30 at most; the report quotes them. What two minutes for each kind
+            leave unanswered, ``granite-scu eval`` asks. 0 leaves them out.
         early_stopping: validations without improvement after which the run stops; null never stops early.
         stop_at_equilibrium: ticks after which the run stops if a closed loop has held S, and the data's bits have not
             fallen, over all of them; null never stops for that.

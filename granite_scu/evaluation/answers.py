@@ -32,7 +32,8 @@ LONGER, MORE, MOST_NEW = 1.5, 16, 512
 at most."""
 
 SECONDS = 60.0
-"""For the answers of a model to one kind of questions: a small one on one core takes a third of it for thirty."""
+"""For the answers of a model to one kind of questions at the end of a run: a small one on one core takes a third of it
+for thirty. Who asks for answers alone gets all of them."""
 
 _LOOKED_AT = 100
 """Documents that are looked at for each question that is wanted: in a text there may be none."""

@@ -132,6 +132,7 @@ def test_the_summary_ends_in_the_verdict(tmp_path):
 
 def test_answers_stand_in_the_table_with_their_interval(tmp_path):
     shown = printed(summary_of(**measured(24, 5, damaged=True)), tmp_path)
+    assert "Only" not in shown
     assert "24 of 30 as expected (95 % interval 60 % to 90 %), by the base model 1" in shown
     assert "20 of 30 right, by the base model 25: 5 became wrong, 0 right" in shown
     figures = measured(24, 0, damaged=False)
@@ -145,9 +146,10 @@ def test_after_chats_four_questions_are_shown_with_their_answers_and_what_is_nex
                for n in range(9)]  # fmt: skip
     (tmp_path / "answers.json").write_text(json.dumps({"answers": records}))
     figures = {"exact": 0, "contains": 0, "right": 0, "token_f1": 0.0}
-    answers = {"n": 9, "asked": 9, "right": 9, "interval": [0.7, 1.0], "base": figures, "adapter": figures}
+    answers = {"n": 9, "asked": 40, "right": 9, "interval": [0.7, 1.0], "base": figures, "adapter": figures}
     shown = printed(summary_of(answers=answers), tmp_path)
     assert [f"adapter: I say {n}." in shown for n in range(9)] == [True] * 4 + [False] * 5
+    assert "Only 9 of 40 held-out questions" in shown and f"granite-scu eval {tmp_path} --samples 40 asks all" in shown
     assert "expected: It is 3." in shown and "base: Cats." in shown
     assert "--chat" in shown and "--chat" not in printed(summary_of(), tmp_path / "texts")
 

@@ -62,16 +62,18 @@ class Asked:
         autocast: Callable[[], AbstractContextManager],
         console: Console,
     ) -> None:
-        """Ask a model, and what it can be switched to. What fails costs a warning: all has been scored by now."""
+        """Ask a model, and what it can be switched to, all questions however long they take.
+
+        What fails costs a warning: all has been scored by now.
+        """
         if not self.count:
             return
-        how: dict[str, Any] = {"seconds": answers.SECONDS * len(switches)}
         try:
             with autocast():
                 shown = partial(tracked, phase="answering the questions of the text", console=console)
-                self.answers |= answers.ask(model, self.tokenizer, self.questions, switches, shown=shown, **how)
+                self.answers |= answers.ask(model, self.tokenizer, self.questions, switches, shown=shown)
                 shown = partial(tracked, phase="asking general questions", console=console)
-                found = elsewhere.try_out(model, self.tokenizer, switches, self.count, shown=shown, **how)
+                found = elsewhere.try_out(model, self.tokenizer, switches, self.count, shown=shown)
             self.tried |= dict.fromkeys(switches, found)
         except Exception as error:
             who = ", ".join(switches)

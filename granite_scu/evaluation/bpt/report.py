@@ -69,7 +69,7 @@ def _said(found: dict[str, Any]) -> list[str]:
     """Some answers of all models, the first of each kind, and which general ones were lost."""
     lines, names = [], [model["name"] for model in found["models"]]
     if answers := found.get("answers"):
-        lines.append(f"{answers['n']} of {answers['asked']} questions were answered in the time; {answers['rule']}.")
+        lines.append(f"{counted(answers['n'], 'question')} answered: {answers['rule']}.")
         lines += shown_answers(answers["records"][:SHOWN], names)
     for name, changed in found.get("elsewhere", {}).items():
         if changed["lost"]:
