@@ -10,6 +10,8 @@ from granite_scu.evaluation.conversation import ConversationFull
 RESET = "/reset"
 """A line that begins a new conversation."""
 
+KEPT = f"each line is a question, and what was said before is kept; {RESET} starts over"
+
 
 def converse(ask: Callable[[str], None], reset: Callable[[], object]) -> None:
     """Ask what a terminal or pipe says, line by line.
@@ -39,7 +41,7 @@ def converse(ask: Callable[[str], None], reset: Callable[[], object]) -> None:
 
 def _typed() -> Iterator[tuple[int, str]]:
     """The lines of a terminal up to an empty one."""
-    print(f"a line is a question; {RESET} starts over, an empty line or Ctrl-D ends", file=sys.stderr)
+    print(f"{KEPT}; an empty line or Ctrl-D ends", file=sys.stderr)
     with suppress(ImportError):
         import readline  # noqa: F401 (arrow keys in ``input``)
     number = 0
@@ -58,6 +60,8 @@ def _piped() -> Iterator[tuple[int, str]]:
         except UnicodeError as error:
             raise UserError(f"standard input, line {number}: is not UTF-8 text") from error
         if question.strip():
+            if not found:
+                print(KEPT, file=sys.stderr, flush=True)
             found = True
             yield number, question
     if not found:

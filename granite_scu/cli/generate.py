@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chat",
         action="store_true",
         help="put the text into the model's chat template; without a "
-        "prompt a conversation, in which each line of the terminal or of a pipe is a question",
+        "prompt a conversation, in which each line of the terminal or of a pipe is a question, and what was said "
+        "before is kept; a line /reset starts over",
     )
     script_flags.add_template(parser)
     parser.add_argument("--system", type=check_system, metavar="TEXT", help="system prompt of the chat (default: that "

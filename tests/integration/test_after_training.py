@@ -114,7 +114,7 @@ def test_tried_it_goes_on_with_a_prompt_beside_its_base(run, told):
 def test_a_pipe_talks_to_it_and_to_its_base_line_by_line(run, told, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"def add(a, b):\n/reset\ndef add(a, b):\nAnd?\n")))
     code, out, err = told("generate", run, "--chat", "--max-new-tokens", 8)
-    assert (code, err) == (0, "")
+    assert code == 0 and "/reset" in err and len(err.splitlines()) == 1
     first, again, last = out.removeprefix("> ").split("\n> ")
     assert first == again  # nothing was left of the first
     assert last.startswith("And?\nbase: tiny-granite-h\n") and f"\nadapter: {run}\n" in last
