@@ -257,8 +257,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
 }  # fmt: skip
 
 COMMONEST = (
-    "--model", "--data-dir", "--output-dir", "--max-steps", "--num-epochs", "--batch-size", "--block-size",
-    "--learning-rate", "--lora-r", "--4bit-quantization", "--controller", "--target-s", "--save-steps",
-    "--resume-from-checkpoint",
+    "--model", "--data-dir", "--validation-data", "--test-data", "--system", "--output-dir", "--max-steps",
+    "--num-epochs", "--batch-size", "--block-size", "--learning-rate", "--lora-r", "--max-drift", "--4bit-quantization",
+    "--accelerator", "--controller", "--target-s", "--save-steps", "--resume-from-checkpoint",
 )  # fmt: skip
 """What most runs set: shown by ``--help``, the others by ``--help-all``."""
