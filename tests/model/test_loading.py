@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import constants
-from references import granite, llama
+from references import granite
 from torch.nn import functional as F
-from transformers import GraniteConfig
+from transformers import GraniteConfig, MistralConfig
 from transformers.utils import logging as transformers_logging
 
 from granite_scu.config import hub as hub_module
@@ -214,8 +214,8 @@ def test_a_model_without_sdpa_is_loaded_with_the_attention_that_it_has(kind, tmp
 
 
 def test_a_type_that_is_not_tested_is_said(tmp_path):
-    llama().save_pretrained(tmp_path)
-    assert "is a llama model: not tested" in str(loading.untested(str(tmp_path)))
+    MistralConfig().save_pretrained(tmp_path)
+    assert "is a mistral model: not tested" in str(loading.untested(str(tmp_path)))
     assert loading.untested(TINY_MODEL) is None
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,9 @@ from granite_scu.data.tokens.encoding import Part, backend_of, encoded, with_bar
 from granite_scu.storage.atomic import replacing
 
 T = TypeVar("T")
+
+SAID_APART = 8
+"""Sources of which each has a line about how it was read; of more there is one line for all."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,8 +74,8 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
             _log.info("continuing the interrupted tokenisation of %s", config.named)
         elif changed := _changed(last, config.named, every, contents):
             _log.warning("%s has changed since it was last tokenised, and is tokenised again", ", ".join(changed))
-        counts: Counter[str] = Counter()
-        readings = [counted(source.read(), counts) for source in sources]
+        counts: list[Counter[str]] = [Counter() for _ in sources]
+        readings = [counted(source.read(), each) for source, each in zip(sources, counts, strict=True)]
         parts = encoded(readings, renderer, config.split_seed, skip=done)
         yield from with_bar(parts, size if show_progress else 0)
         if _stamps(every) != before:  # what was read is then not what the tokens are kept under the name of
@@ -84,14 +87,15 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
         _remember(last, contents)
     if not found.n_documents:
         raise no_text(config.sources)
-    record_formats = _remembered(kinds)
-    if not isinstance(record_formats, dict):  # its file was deleted, or could not be written
-        record_formats = Counter()
-        for source in sources:
-            deque(counted(source.read(), record_formats), maxlen=0)
-    found = replace(found, record_formats=record_formats)
+    formats_of = _remembered(kinds)
+    if not isinstance(formats_of, list):  # its file was deleted, could not be written, or is of an earlier version
+        formats_of = [Counter() for _ in sources]
+        for source, counts in zip(sources, formats_of, strict=True):
+            deque(counted(source.read(), counts), maxlen=0)
+    found = replace(found, record_formats=sum(map(Counter, formats_of), Counter()))
     check_documents(config, found)
-    say_formats(found, tokenizer)
+    several = 1 < len(sources) == len(every) <= SAID_APART
+    say_formats(found, tokenizer, dict(zip(every, formats_of, strict=True)) if several else {})
     return found
 
 
@@ -103,10 +107,21 @@ def counted(documents: Iterable[T], counts: Counter[str]) -> Iterator[T]:
         yield document
 
 
-def say_formats(corpus: Prepared, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Say how records were read, unless all were texts: what was meant otherwise shows before anything is trained."""
+def say_formats(
+    corpus: Prepared, tokenizer: PreTrainedTokenizerBase, by_source: Mapping[str, Mapping[str, int]] | None = None
+) -> None:
+    """Say how records were read, unless all were texts: what was meant otherwise shows before anything is trained.
+
+    Args:
+        corpus: all of them.
+        tokenizer: of the model.
+        by_source: documents by format, of each source by its name; without it one line says it of all.
+    """
     if corpus.record_formats.keys() - {TEXT}:
-        _log.info(in_words(corpus.record_formats, has_template=tokenizer.chat_template is not None))
+        for name, counts in (by_source or {"": corpus.record_formats}).items():
+            if counts:
+                words = in_words(counts, has_template=tokenizer.chat_template is not None)
+                _log.info(f"{name}: {words}" if name else words)
     if corpus.n_conversations and "strftime_now" in str(tokenizer.chat_template):
         _log.info("the chat template may write the date; it gets %s, the same on every day", f"{DAY:%d %B %Y}")
 

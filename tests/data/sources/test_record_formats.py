@@ -275,7 +275,7 @@ def config(tmp_path) -> DataConfig:
     return DataConfig(str(path), cache_dir=str(tmp_path / "cache"), block_size=64, batch_size=2)
 
 
-def test_how_records_were_read_is_said_by_every_run(tokenizer, chatting, config, caplog):
+def test_how_records_were_read_is_said_by_every_run(tokenizer, chatting, config, caplog, tmp_path):
     caplog.set_level(logging.INFO)
     for deleted in (False, False, True):
         for path in Path(config.cache_dir).glob("*.formats") if deleted else ():
@@ -283,6 +283,10 @@ def test_how_records_were_read_is_said_by_every_run(tokenizer, chatting, config,
         caplog.clear()
         assert prepare(config, chatting).record_formats == {"alpaca": 30, "text": 1}
         assert "read as Alpaca: 30 conversations; as text: 1 document" in caplog.messages
+    apart = replace(config, test_data=[str(write(tmp_path / "others.jsonl", {"question": "Why?", "answer": "So."}))])
+    prepare(apart, chatting)
+    assert f"{apart.test_data[0]}: read as question and answer: 1 conversation" in caplog.messages
+    assert f"{config.path}: read as Alpaca: 30 conversations; as text: 1 document" in caplog.messages
     prepare(config, tokenizer)
     assert "the tokenizer has no chat template, so Alpaca's own prompt (### Instruction: ...) is written" in caplog.text
 
