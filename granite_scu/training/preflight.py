@@ -162,8 +162,8 @@ def _few_held_out(run: PreparedRun) -> str | None:
     if not 0 < n < FEW_CHATS:
         return None
     return (
-        f"--held-out-share: {counted(n, 'conversation')} to validate on, so each is {per_cent(1 / n)} of what is "
-        "measured; a larger share, or --validation-data FILE, tells more"
+        f"{counted(n, 'conversation')} to validate on, so each is {per_cent(1 / n)} of what is measured; a larger "
+        "--held-out-share, or --validation-data FILE, tells more"
     )
 
 
