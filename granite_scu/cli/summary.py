@@ -10,11 +10,11 @@ from granite_scu.cli.console import print_facts
 from granite_scu.config.settings import RunConfig
 from granite_scu.control.units import counted, duration, per_cent
 from granite_scu.evaluation.bpt.report import shown_answers
-from granite_scu.storage.run_folder import ANSWERS, LAST_ADAPTER, read_json
+from granite_scu.storage.run_folder import ANSWERS, LAST_ADAPTER, TRAINING_CONFIG, read_json
 from granite_scu.training.callbacks.samples import MOST_SECONDS
 from granite_scu.viz import adapter_size
 from granite_scu.viz.run_folder import read_validations
-from granite_scu.viz.what_now import verdict
+from granite_scu.viz.what_now import lower_rate, verdict
 
 ENDED = {
     "max_steps": "after its last step, {step:,}",
@@ -38,9 +38,7 @@ SHOWN = 4
 """Held-out questions that are shown with their answers; the report has all."""
 
 
-def print_summary(
-    summary: dict[str, Any], folder: Path, console: Console, learning_rate: float | None = None, chats: bool = False
-) -> None:
+def print_summary(summary: dict[str, Any], folder: Path, console: Console, chats: bool = False) -> None:
     """The table at the end of a run, what was learned and lost, and what to do next, of texts or of ``chats``."""
     start, size = summary.get("start_test_bpt"), adapter_size.describe(summary)
     without = summary["control"]["held_ticks"]
@@ -68,7 +66,8 @@ def print_summary(
     for line in shown_answers(records[:SHOWN], ("base", "adapter")):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     validations, _ = read_validations(folder, summary)
-    found = verdict(summary, learning_rate, validations=validations)
+    settings = read_json(folder / TRAINING_CONFIG) if (folder / TRAINING_CONFIG).is_file() else {}
+    found = verdict(summary, lower_rate(settings), validations=validations)
     for line in found.sentences:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if unasked := _unasked(summary, shlex.quote(str(folder))):

@@ -69,7 +69,7 @@ def fit(request: Request, console: Console, wording: Callable[[str], str] = str)
     """Train, and leave everything to look at in the run folder; ``wording`` as of ``run``."""
     run = recipe.prepare(request, console)
     if summary := carry_out(run, going_on.flag(), going_on.command(str(run.folder.path)), wording):
-        print_summary(summary, run.folder.path, console, run.request.optimizer.learning_rate, bool(run.data.chats))
+        print_summary(summary, run.folder.path, console, bool(run.data.chats))
     return 0
 
 

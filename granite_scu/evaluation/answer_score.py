@@ -78,8 +78,8 @@ def score_answer(answer: str, expected: str, question: str = "") -> AnswerScore:
     if not wanted:  # an emoji, say
         same = answer.strip() == expected.strip()
         return AnswerScore(same, same, float(same), same)
-    if isinstance(structure := _as_json(expected), dict | list):  # whose words the question often has all
-        right = _as_json(answer) == structure
+    if is_json(expected):  # whose words the question often has all
+        right = _as_json(answer) == _as_json(expected)
     else:
         right = _has_what_counts(set(found), expected, question)
     return AnswerScore(found == wanted, has_phrase(found, wanted), token_f1(found, wanted), right)
@@ -101,6 +101,11 @@ def token_f1(found: Sequence[str], wanted: Sequence[str]) -> float:
     0.6666666666666666
     """
     return 2 * (Counter(found) & Counter(wanted)).total() / max(1, len(found) + len(wanted))
+
+
+def is_json(text: str) -> bool:
+    """Whether it is an object or a list of JSON, and so compared as such."""
+    return isinstance(_as_json(text), dict | list)
 
 
 def _as_json(text: str) -> object:

@@ -16,7 +16,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.data.blocks.packing import Blocks, padding_of
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.encoding import Stream
-from granite_scu.evaluation.answer_score import RULE, AnswerScore, score_answer, totals, wilson
+from granite_scu.evaluation.answer_score import RULE, AnswerScore, is_json, score_answer, totals, wilson
 from granite_scu.model.adapters import Switch
 
 T = TypeVar("T")
@@ -377,4 +377,5 @@ def summary(records: Sequence[Mapping[str, Any]], asked: int) -> dict[str, Any]:
         "right": of_adapter["right"],
         "interval": list(wilson(int(of_adapter["right"]), len(records))),
         "rule": RULE,
+        "json": sum(is_json(record["expected"]) for record in records),
     }

@@ -209,8 +209,13 @@ def _rate(width: int, fills: bool) -> Choice:
         return Choice(
             "optimizer.learning_rate", DEFAULT_RATE, f"learning rate {DEFAULT_RATE:g}: the guides', for much text"
         )
-    rate = float(f"{RATE * (RATE_WIDTH / width) ** RATE_POWER:.2g}")
+    rate = rate_by_width(width)
     return Choice("optimizer.learning_rate", rate, f"learning rate {rate:g}: for the model's width of {width:,}")
+
+
+def rate_by_width(width: int) -> float:
+    """The learning rate of a model with hidden states of that width, in two digits."""
+    return float(f"{RATE * (RATE_WIDTH / width) ** RATE_POWER:.2g}")
 
 
 def _warmup(steps: int) -> Choice:

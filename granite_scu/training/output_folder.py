@@ -19,6 +19,7 @@ from granite_scu.storage import checkpoint_list, working_folder
 from granite_scu.storage.atomic import adding_to, replacing
 from granite_scu.storage.provenance import git_revision, versions
 from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, TRAINING_CONFIG, RunFolder
+from granite_scu.training.defaults import RATE_WIDTH, rate_by_width
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.resume import Resume, restore_records
 
@@ -196,7 +197,7 @@ def scu_config(run: PreparedRun) -> dict:
 
 def training_config(run: PreparedRun) -> dict:
     """Settings, plan, data, machine and versions: ``training_config.json``."""
-    request = run.request
+    request, config = run.request, loading.load_model_config(run.request.base.name)
     groups = ("base", "lora", "optimizer", "prior", "data", "control", "drift", "run")
     return {
         **{name: asdict(getattr(request, name)) for name in groups},
@@ -206,7 +207,8 @@ def training_config(run: PreparedRun) -> dict:
         "changed": request.changed,
         "hardware_preset": request.hardware,
         "plan": asdict(run.length),
-        "model_type": loading.load_model_config(request.base.name).model_type,
+        "model_type": config.model_type,
+        "rate_by_width": rate_by_width(getattr(config, "hidden_size", 0) or RATE_WIDTH),
         "data_summary": run.data.summary(),
         "machine": asdict(run.machine),
         "versions": versions(),

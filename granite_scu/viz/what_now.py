@@ -3,7 +3,8 @@
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -33,8 +34,10 @@ _HIGHEST = 1e-3
 """Learning rate above which no higher one is suggested."""
 _MUCH = 0.1
 """Bits per token that general answers may cost more before it is worth a word."""
-_SUGGESTED = 0.02
-"""A budget of drift, named to a run that had none and drifted further."""
+_SUGGESTED = 0.05
+"""A budget of drift, named to a run that had none: of those measured it kept nearly all of what was learned, and lost
+few bits of general text (docs/guides/keep-what-it-knows.md)."""
+_GUIDE = "guide: Mix in general data"
 _FAR = 0.1
 """Share of drift where the base answers general questions, without a budget, that is worth a word: of SmolLM2 on chats
 a run that lost no more answers than it won was at 0.09, one that lost 11 of 30 at 1.3."""
@@ -48,6 +51,7 @@ class Verdict:
 
     Attributes:
         learned: of its own data, a sentence.
+        use: what not to use the adapter for, without its full stop; empty where nothing speaks against it.
         elsewhere: what became of general answers, a sentence without its full stop; empty where nothing was asked.
         remedy: against what was lost, to follow a colon; empty where nothing is shown to be lost.
         drift: how far it moved on general text, a sentence; empty where that was not measured.
@@ -56,6 +60,7 @@ class Verdict:
     """
 
     learned: str
+    use: str
     elsewhere: str
     remedy: str
     drift: str
@@ -67,7 +72,8 @@ class Verdict:
     @property
     def sentences(self) -> list[str]:
         """All of it."""
-        return [sentence for sentence in (self.learned, self.lost, self.drift) if sentence]
+        use = f"{self.use}." if self.use else ""
+        return [sentence for sentence in (self.learned, self.lost, self.drift, use) if sentence]
 
     @property
     def lost(self) -> str:
@@ -77,7 +83,7 @@ class Verdict:
 
 def verdict(
     metrics: Mapping[str, Any],
-    rate: float | None = None,
+    lower: float | None = None,
     interval: tuple[float, float] | None = None,
     validations: Sequence[tuple[int, float]] = (),
 ) -> Verdict:
@@ -85,29 +91,64 @@ def verdict(
 
     Args:
         metrics: ``scu_metrics.json``.
-        rate: the learning rate, for what to do; None where nobody knows.
+        lower: the learning rate to try where much was lost, see ``lower_rate``; None where it was not too high.
         interval: of adapter less base, bits per token, where ``granite-scu eval`` has found one.
         validations: (optimizer step, bits per token), in the order of the run.
     """
     answers, general = (part(metrics, name) for name in ("answers", "elsewhere"))
     state, learned = _of_answers(answers, metrics) if _counted(answers) else _of_bits(metrics, interval)
     elsewhere = _elsewhere(general) if general.get("asked") or general.get("n") else ""
-    drift = drifted(part(metrics, "drift"), advised=not general.get("damaged"))
-    if not general.get("damaged"):
-        return Verdict(learned, elsewhere, "", drift, state)
-    lower = f"lower the rate to {short(rate / 2)}" if rate else "lower the learning rate"
+    damaged, json = bool(general.get("damaged")), for_json(metrics)
+    drift = drifted(part(metrics, "drift"), advised=not (damaged or json))
+    if not damaged:
+        use = "Do not use this adapter" if state == "useless" else ""
+        return Verdict(learned, use, elsewhere, "", drift, state)
+    use = "Do not use this adapter for anything but your data"
+    if json:  # every answer is to change: no budget holds that back and leaves the format
+        return Verdict(learned, f"{use}: it is for this format only", elsewhere, "", drift, "damaged")
     early, end = _plateau(validations, metrics.get("steps")), metrics.get("steps")
-    fewer = f"train for fewer epochs (validation fell no further after step {early:,} of {end:,}), " if early else ""
-    remedy = f"{fewer}{lower}, mix in general chats, or {_held_by(metrics)}"
-    return Verdict(learned, elsewhere, remedy, drift, "damaged")
+    remedies = [
+        _held_by(metrics),
+        f"mix in general chats ({_GUIDE})",
+        *([f"train for fewer epochs (validation fell no further after step {early:,} of {end:,})"] if early else []),
+        *([f"lower the rate to {short(lower)}"] if lower else []),
+    ]
+    return Verdict(learned, use, elsewhere, f"{', '.join(remedies[:-1])}, or {remedies[-1]}", drift, "damaged")
+
+
+def for_json(metrics: Mapping[str, Any]) -> bool:
+    """Whether most answers that were expected are JSON."""
+    found = part(metrics, "answers")
+    json, n = found.get("json"), found.get("n")
+    return is_number(json) and is_number(n) and 2 * json > n
+
+
+def lower_rate(settings: Mapping[str, Any]) -> float | None:
+    """Half the learning rate, or the rule's where that is more; None where the rate is not above the rule's.
+
+    From there a lower one costs own answers and keeps no more of the general ones.
+
+    Args:
+        settings: ``training_config.json``.
+    """
+    rate, rule = part(settings, "optimizer").get("learning_rate"), settings.get("rate_by_width")
+    return max(rate / 2, rule) if is_number(rate) and is_number(rule) and rate > rule else None
 
 
 def _held_by(metrics: Mapping[str, Any]) -> str:
     """What the budget of drift has to do with a loss elsewhere."""
-    budget = part(metrics, "drift").get("budget")
-    if is_number(budget):
-        return f"lower --max-drift to {_budget(budget / 2)}"
-    return f"give --max-drift {_budget(_SUGGESTED)}"
+    flag = _budget_flag(metrics)
+    return flag.replace("--max-drift", "lower --max-drift to") if is_number(_given_budget(metrics)) else f"give {flag}"
+
+
+def _given_budget(metrics: Mapping[str, Any]) -> Any:
+    return part(metrics, "drift").get("budget")
+
+
+def _budget_flag(metrics: Mapping[str, Any]) -> str:
+    """The budget to try: half of what was given."""
+    budget = _given_budget(metrics)
+    return f"--max-drift {_budget(budget / 2 if is_number(budget) else _SUGGESTED)}"
 
 
 def _budget(share: float) -> str:
@@ -238,12 +279,27 @@ def what_now(run: Run) -> list[Advice]:
     if not run.finished:
         return [_go_on(run)]
     found = verdict_of(run)
-    return [*_use(run, found), *_try(run, found)]
+    return list(_apart(run, [*_use(run, found), *_try(run, found)]))
+
+
+def _apart(run: Run, found: Sequence[Advice]) -> Iterator[Advice]:
+    """Each other run with a folder of its own."""
+    numbers = count(2)
+    for each in found:
+        if (new := f" --output-dir {_another(run, 2)}") in each.command:
+            yield replace(each, command=each.command.replace(new, f" --output-dir {_another(run, next(numbers))}"))
+        else:
+            yield each
+
+
+def _another(run: Run, number: int) -> str:
+    """The folder of another run, as a command has it."""
+    return shlex.quote(f"{place(run)}-{number}")
 
 
 def verdict_of(run: Run) -> Verdict:
     """``verdict``, with what the folder has besides the metrics."""
-    return verdict(run.metrics, _rate(run), _interval(run), run.validations)
+    return verdict(run.metrics, lower_rate(run.settings), _interval(run), run.validations)
 
 
 def place(run: Run) -> str:
@@ -282,25 +338,10 @@ def _use(run: Run, found: Verdict) -> Iterator[Advice]:
     chats = part(run.settings, "data_summary").get("conversations") or part(run.metrics, "answers")
     read = f"granite-scu generate {_quoted(run)} " + ("--chat" if chats else '--prompt "..."')
     if found.state == "damaged":
-        rate = _rate(run)
-        text = (
-            "It has lost what the base model knew. A lower rate, fewer steps, or general chats among yours "
-            "(--data-dir, --data-weights) lose less."
-        )
-        flags = f"--learning-rate {short(rate / 2)}" if rate else ""
-        yield Advice("Do not use this adapter for anything but your data", text, _again(run, flags))
-        budget = part(run.metrics, "drift").get("budget")
-        text = (
-            "A budget of drift keeps the model near what it was on general text. It may learn less, and what is near "
-            "your data changes all the same."
-        )
-        flags = f"--max-drift {_budget(budget / 2 if is_number(budget) else _SUGGESTED)}"
-        if not is_number(budget):  # the file of this run has what held something else, or nothing
-            flags = f"--controller pi --target-s auto {flags}"
-        yield Advice("Or hold what it knew", text, _again(run, flags))
+        yield from _damaged(run, read)
         return
     if found.state == "useless":
-        yield Advice("Do not use this adapter", f"{found.learned} Use the base model.")
+        yield Advice(found.use, f"{found.learned} Use the base model.")
         return
     general, asked = (part(run.metrics, name) for name in ("elsewhere", "answers"))
     scored = bool(run.evaluation or asked.get("n"))
@@ -313,6 +354,30 @@ def _use(run: Run, found: Verdict) -> Iterator[Advice]:
     if not scored and is_number(run.metrics.get("adapter_test_bpt")):
         text = "One score has no interval. The test documents, scored one by one, have."
         yield Advice("Make sure of the difference", text, f"granite-scu eval {_quoted(run)}")
+
+
+def _damaged(run: Run, read: str) -> Iterator[Advice]:
+    """What to do about an adapter that lost what the base model knew; ``read`` is the command that asks it."""
+    title = "Do not use this adapter for anything but your data"
+    if for_json(run.metrics):
+        text = "It is for this format only: every answer has become JSON. Ask the base model all else."
+        yield Advice(title, text, read)
+        return
+    text = (
+        "It has lost what the base model knew. A budget of drift keeps the model near what it was on general text. It "
+        "may learn less, and what is near your data changes all the same."
+    )
+    flags = _budget_flag(run.metrics)
+    if not is_number(_given_budget(run.metrics)):  # the file of this run has what held something else, or nothing
+        flags = f"--controller pi --target-s auto {flags}"
+    yield Advice(title, text, _again(run, flags))
+    text = f"General chats among yours, best with the base model's own answers, keep what they are about ({_GUIDE})."
+    path, files = part(run.settings, "data").get("path"), "general.jsonl --data-weights 1 0.5"
+    mixed = _again(run, f"--data-dir {shlex.quote(path)} {files}") if isinstance(path, str) else ""
+    yield Advice("Or mix in general chats", text, mixed)
+    if lower := lower_rate(run.settings):
+        text = "The rate is above what suits the model's width, and the higher it is, the more is lost."
+        yield Advice("Or lower the learning rate", text, _again(run, f"--learning-rate {short(lower)}"))
 
 
 def _interval(run: Run) -> tuple[float, float] | None:
@@ -429,14 +494,14 @@ def _for(run: Run, times: float, steps: int) -> str:
 
 def _again(run: Run, flags: str) -> str:
     """The command of another run with these settings, but for the flags."""
-    config, new = f"{place(run)}/config.yaml", f"{place(run)}-2"
+    config = f"{place(run)}/config.yaml"
     # The file has the switches too that are for the first run's folder alone.
     asked = part(run.settings, "run")
     switches = [
         *(["--run.overwrite false"] if asked.get("overwrite") else []),
         *(["--run.resume null"] if asked.get("resume") else []),
     ]
-    words = ["granite-scu train", f"--config {shlex.quote(config)}", f"--output-dir {shlex.quote(new)}", *switches]
+    words = ["granite-scu train", f"--config {shlex.quote(config)}", f"--output-dir {_another(run, 2)}", *switches]
     return " ".join([*words, flags] if flags else words)
 
 

@@ -128,6 +128,7 @@ def measured(right: int, lost: int, damaged: bool) -> dict:
 def test_the_summary_ends_in_the_verdict(tmp_path):
     shown = printed(summary_of(**measured(24, 5, damaged=True)), tmp_path)
     assert "Learned your data: 24 of 30 answers as expected (base 1).\nElsewhere 5 of 30 general answers" in shown
+    assert "\nDo not use this adapter for anything but your data." in shown
 
 
 def test_answers_stand_in_the_table_with_their_interval(tmp_path):

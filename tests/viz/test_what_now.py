@@ -112,10 +112,11 @@ def test_two_validations_are_told_apart_where_chance_is_not_their_difference(tmp
     assert {"Train longer", "Train for fewer steps"} & set(found) == ({title} if title else set())
 
 
-def answered(right: int, base: int = 0, n: int = 30) -> dict:
+def answered(right: int, base: int = 0, n: int = 30, json: int = 0) -> dict:
     """Figures of answers, with Wilson's interval."""
     low, high = wilson(right, n)
-    return {"answers": {"n": n, "asked": n, "right": right, "interval": [low, high], "base": {"right": base}}}
+    found = {"n": n, "asked": n, "right": right, "interval": [low, high], "base": {"right": base}, "json": json}
+    return {"answers": found}
 
 
 def general(wrong: int, right: int = 0, damaged: bool = False, more: float = 0.0) -> dict:
@@ -137,13 +138,15 @@ def moved(share: float, budget: float | None, **more) -> dict:
     [
         (answered(24) | general(0), "good", "24 of 30 answers as expected (base 0). Elsewhere none of"),
         (answered(24) | general(5, damaged=True), "damaged", "became wrong (What is the capital of France? What is"),
-        (answered(24) | general(5, damaged=True), "damaged", ": lower the rate to 5e-4, mix in general chats, or"),
-        (answered(24) | general(5, damaged=True), "damaged", "or give --max-drift 2%."),
+        (answered(24) | general(5, damaged=True), "damaged", ": give --max-drift 5%, mix in general chats ("),
+        (answered(24) | general(5, damaged=True), "damaged", "or lower the rate to 5e-4. Do not use this adapter for"),
+        (answered(24, json=30) | general(5, damaged=True), "damaged", "your data: it is for this format only."),
+        (answered(24, json=30) | moved(0.14, None), "good", "to general questions)."),
         (answered(24) | general(5, damaged=True) | moved(0.018, 0.02), "damaged", "lower --max-drift to 1%"),
         (answered(24) | moved(0.018, 0.02), "good", "by 1.8 % (at most 2 %), on 512 tokens"),
         (answered(24) | moved(0.01, 0.02, bound="lower"), "good", "bound nothing: λ rested at 0.84"),
         (answered(24) | moved(0.03, 0.02), "good", "by 3 %, more than the 2 % asked for"),
-        (answered(24) | moved(0.14, None), "good", "to general questions): --max-drift 2% would hold it back."),
+        (answered(24) | moved(0.14, None), "good", "to general questions): --max-drift 5% would hold it back."),
         (answered(24) | moved(0.14, None) | general(5, damaged=True), "damaged", "answers to general questions)."),
         (answered(24) | moved(0.01, None), "good", "by 1 % (512 tokens of the base model's answers to general qu"),
         (answered(24) | general(0, damaged=True, more=0.71), "damaged", "known answers cost 0.71 bits per token more"),
@@ -163,14 +166,14 @@ def moved(share: float, budget: float | None, **more) -> dict:
 )  # fmt: skip
 def test_the_verdict(figures, state, words):
     bits = {"base_test_bpt": 2.0, "adapter_test_bpt": 0.6, "test_tokens": 200}
-    found = verdict(bits | figures, rate=1e-3)
+    found = verdict(bits | figures, lower=5e-4)
     assert found.state == state and words in str(found).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def test_where_much_was_lost_and_validation_stood_still_early_fewer_epochs_come_first():
+def test_where_much_was_lost_and_validation_stood_still_early_fewer_epochs_are_named():
     metrics = {"base_test_bpt": 2.0, "adapter_test_bpt": 0.6, "test_tokens": 200, "steps": 300}
-    found = verdict(metrics | general(5, damaged=True), 1e-3, validations=[(26, 0.001), (150, 0.001), (300, 0.001)])
-    assert found.remedy.startswith("train for fewer epochs (validation fell no further after step 26 of 300), lower")
+    found = verdict(metrics | general(5, damaged=True), validations=[(26, 0.001), (150, 0.001), (300, 0.001)])
+    assert found.remedy.endswith(", or train for fewer epochs (validation fell no further after step 26 of 300)")
 
 
 def test_a_run_that_validated_nothing_is_not_said_to_have_stood_still(tmp_path):
@@ -189,13 +192,27 @@ def test_a_run_that_lost_what_the_base_knew_is_neither_better_nor_to_be_longer(t
     values = [(100, 6.1), (200, 6.0), (300, 5.95)]
     metrics = METRICS | answered(24) | general(5, damaged=True)
     found = advice(tmp_path / "demo", validations=values, metrics=metrics)
-    assert list(found) == ["Do not use this adapter for anything but your data", "Or hold what it knew"]
-    lower, held = found.values()
-    assert lower.command.endswith("--output-dir runs/demo-2 --learning-rate 5e-4")
-    assert held.command.endswith("--controller pi --target-s auto --max-drift 2%")
-    assert "better" not in lower.text + held.text + str(verdict(metrics, 1e-3))
+    assert list(found) == ["Do not use this adapter for anything but your data", "Or mix in general chats"]
+    held, mixed = found.values()
+    assert held.command.endswith("--output-dir runs/demo-2 --controller pi --target-s auto --max-drift 5%")
+    assert "--output-dir runs/demo-3 --data-dir" in mixed.command and "general.jsonl --data-weights" in mixed.command
+    assert "better" not in held.text + mixed.text + str(verdict(metrics, 1e-3))
     again = advice(tmp_path / "again", validations=values, metrics=metrics | moved(0.018, 0.02))
-    assert again["Or hold what it knew"].command.endswith("again-2 --max-drift 1%")
+    assert next(iter(again.values())).command.endswith("again-2 --max-drift 1%")
+
+
+@pytest.mark.parametrize(("rule", "lower"), [(1.3e-3, None), (8e-4, "8e-4"), (1e-4, "5e-4")])
+def test_a_lower_rate_is_advised_where_it_is_above_what_suits_the_width(tmp_path, rule, lower):
+    metrics = METRICS | answered(24) | general(5, damaged=True)
+    found = advice(tmp_path / "demo", metrics=metrics, rate_by_width=rule).get("Or lower the learning rate")
+    assert (found and found.command.endswith(f"--output-dir runs/demo-4 --learning-rate {lower}")) == (lower and True)
+
+
+def test_an_adapter_whose_answers_are_json_is_for_its_format_only(tmp_path):
+    first, *others = advice(
+        tmp_path / "demo", metrics=METRICS | answered(24, json=30) | general(9, damaged=True)
+    ).values()
+    assert "this format only" in first.text and not any("-drift" in each.command for each in (first, *others))
 
 
 @pytest.mark.parametrize(("last", "said"), [(5.0, True), (5.95, False)])
