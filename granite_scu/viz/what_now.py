@@ -240,7 +240,7 @@ def _elsewhere(found: Mapping[str, Any]) -> str:
     if not n:
         return f"Elsewhere none of {found.get('asked')} general questions was answered in the time"
     model = f"the {found.get('compared_with', 'base model')}"
-    cost = f"known answers cost {after - before:.2g} bits per token more than under {model}"
+    cost = f"known answers cost {after - before:.2g} bits per token more than with {model}"
     if wrong:
         lost = found.get("lost")
         named = list(map(str, lost)) if found.get("damaged") and isinstance(lost, list) else []
