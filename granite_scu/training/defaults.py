@@ -153,7 +153,8 @@ def settle(
     elif "data.num_epochs" not in given:
         steps = min(steps, DEFAULT_STEPS)
         chosen.append(Choice("trainer.max_steps", steps, _length(text, cut, steps, batch * accumulation * processes)))
-    chosen += [Choice("data.batch_size", batch), Choice("trainer.accumulate_grad_batches", accumulation)]
+    why = _fewer(text, cut, batch * accumulation * processes, given) if text else ""
+    chosen += [Choice("data.batch_size", batch, why), Choice("trainer.accumulate_grad_batches", accumulation)]
     chosen += [_rate(width, fills), _warmup(steps)]
     if cut.validation:
         chosen += _validation(text, cut, usual, given, batch, steps, processes)
@@ -211,6 +212,26 @@ def _rate(width: int, fills: bool) -> Choice:
         )
     rate = rate_by_width(width)
     return Choice("optimizer.learning_rate", rate, f"learning rate {rate:g}: for the model's width of {width:,}")
+
+
+def _fewer(text: Text, cut: Cut, blocks: int, given: Mapping[str, Any]) -> str:
+    """Why a step has fewer records than is usual, where epochs are given; empty where it has not, or ``_length`` says.
+
+    Args:
+        text: that is trained on.
+        cut: the blocks that it made.
+        blocks: of a step.
+        given: what the user gave.
+    """
+    each, records = blocks * text.documents / cut.train, "conversation" if text.chats else "block"
+    many = text.documents if text.chats else cut.train
+    if "data.num_epochs" not in given or "trainer.max_steps" in given or many * text.epochs >= IN_A_STEP * LEAST_STEPS:
+        return ""
+    size = counted(max(1, round(each if text.chats else blocks)), records)
+    steps = counted(math.ceil(many * text.epochs / IN_A_STEP), "step")
+    return (
+        f"{size} in a step: {IN_A_STEP} would make {steps} of so few epochs, and fewer than {LEAST_STEPS} teach little"
+    )
 
 
 def rate_by_width(width: int) -> float:

@@ -117,3 +117,9 @@ def test_what_is_given_is_kept(given):
     assert ("control.controller" in found) == (not given.keys() & {"control.target_s"})
     if "data.num_epochs" in given:
         assert "trainer.max_steps" not in found
+
+
+def test_few_epochs_say_why_a_step_is_small():
+    text = CHATS[80]._replace(asked=2)
+    whys = [choice.why for choice in settle(text, Cut(64, 80, 9, 9), GUIDES, {"data.num_epochs": 2}, 576)]
+    assert any("1 conversation in a step" in why and "20 steps" in why for why in whys)
