@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 RULE = (
-    "an answer is as expected if it has all numbers, and nine in ten of the words, that the expected answer adds to "
-    "what is asked, or all numbers with their units, all names, and half of the words; of alternatives (red or blue) "
-    "the expected one alone; words such as the, is and of do not count; where JSON is expected, if it is the same JSON"
+    "an answer is as expected if it has every number, and nine in ten of the words, that the expected answer adds to "
+    "the question; words such as the, is and of do not count, of alternatives (red or blue) it may have the expected "
+    "one alone, and where JSON is expected it must be the same JSON. Where the expected answer adds a number or name, "
+    "half of the words are enough, if all numbers with their units, all names, and words such as not are among them"
 )
 """In words, what ``AnswerScore.right`` says."""
 

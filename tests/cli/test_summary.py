@@ -143,15 +143,16 @@ def test_answers_stand_in_the_table_with_their_interval(tmp_path):
 
 
 def test_after_chats_four_questions_are_shown_with_their_answers_and_what_is_next_is_to_talk(tmp_path):
-    records = [{"question": f"How many? {n}", "expected": f"It is {n}.", "base": "Cats.", "adapter": f"I say {n}."}
+    records = [{"question": f"How many? {n}", "expected": f"{'much ' * 30}It is {n}.", "base": "Cats. " * 99,
+                "adapter": f"{'much ' * 30}I say {n}."}
                for n in range(9)]  # fmt: skip
     (tmp_path / "answers.json").write_text(json.dumps({"answers": records}))
     figures = {"exact": 0, "contains": 0, "right": 0, "token_f1": 0.0}
     answers = {"n": 9, "asked": 40, "right": 9, "interval": [0.7, 1.0], "base": figures, "adapter": figures}
     shown = printed(summary_of(answers=answers), tmp_path)
-    assert [f"adapter: I say {n}." in shown for n in range(9)] == [True] * 4 + [False] * 5
+    assert [f"I say {n}.\n" in shown for n in range(9)] == [True] * 4 + [False] * 5
     assert "Only 9 of 40 held-out questions" in shown and f"granite-scu eval {tmp_path} --samples 40 asks all" in shown
-    assert "expected: It is 3." in shown and "base: Cats." in shown
+    assert "It is 3.\n" in shown and "base: Cats. Cats." in shown and "Cats. ...\n" in shown
     assert "--chat" in shown and "--chat" not in printed(summary_of(), tmp_path / "texts")
 
 

@@ -20,6 +20,9 @@ from granite_scu.viz.what_now import drifted
 SHOWN = 3
 """Questions that are shown with their answers; the JSON has all."""
 
+WIDTH = 100
+"""Characters of a question or an answer; of a longer one that is expected all are shown, up to four times as many."""
+
 
 def show(found: dict[str, Any], console: Console) -> None:
     """A table, a sentence for each pair, and how it was measured."""
@@ -83,14 +86,15 @@ def shown_answers(records: Sequence[Mapping[str, Any]], names: Sequence[str]) ->
     """A line for each question with what was expected, and below it one for the answer of each model."""
     lines = []
     for record in records:
-        lines.append(f"  {shortened(record['question'])}  expected: {shortened(record['expected'])}")
-        lines += [f"    {name}: {shortened(record[name])}" for name in names]
+        width = min(max(WIDTH, len(record["expected"]) + WIDTH // 5), 4 * WIDTH)
+        lines.append(f"  {shortened(record['question'])}  expected: {shortened(record['expected'], width)}")
+        lines += [f"    {name}: {shortened(record[name], width)}" for name in names]
     return lines
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, width: int = WIDTH) -> str:
     """A text on one line, of which the end may be missing."""
-    return textwrap.shorten(printable(" ".join(text.split())), 100, placeholder=" ...")
+    return textwrap.shorten(printable(" ".join(text.split())), width, placeholder=" ...")
 
 
 def _interval(pair: dict[str, Any] | None) -> str:
