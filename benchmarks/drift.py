@@ -84,8 +84,7 @@ def holds(lines: Iterable[Line]) -> Table:
     for name in ("base", "data", "records", "rate", "seed", *(f"{budget:.1%}" for budget in budgets)):
         made.add_column(name, justify="left" if name in ("base", "data") else "right")
     for (base, data, records, _, rate, text, seed), row in rows.items():
-        kind = "" if text == "free" else f", {text}"
-        named = base, f"{data}{kind}", f"{records:,}", f"{rate:g}", str(seed)
+        named = base, _data(data, text), f"{records:,}", f"{rate:g}", str(seed)
         made.add_row(*named, *(row.get(budget, "") for budget in budgets))
     return made
 
@@ -117,7 +116,7 @@ def row(line: Line, name: str, point: Line) -> list[str]:
     cell = Cell.of(line)
     return [
         cell.base,
-        cell.data,
+        _data(cell.data, cell.text),
         f"{cell.records:,}",
         f"{cell.rate:g}",
         cell.way if name == "end" else f"{cell.way}, {name}",
@@ -128,6 +127,10 @@ def row(line: Line, name: str, point: Line) -> list[str]:
         *(f"{more(line, point, what):+.2f}" for what in ("general", "chats", "prose", "source")),
         f"{line['train_cpu_s']:.0f}" if name == "end" else "",
     ]
+
+
+def _data(data: str, text: str) -> str:
+    return data if text == "free" else f"{data}, {text}"
 
 
 def _setting(line: Line) -> tuple:
