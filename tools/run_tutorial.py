@@ -26,13 +26,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def commands(body: str) -> list[str]:
-    """Those of a block; one may go on in lines that begin with ``> ``."""
+    """Those of a block; one goes on in lines right behind it that begin with ``> ``. Further down they were printed."""
     found: list[str] = []
+    goes_on = False
     for line in body.splitlines():
         if line.startswith("$ "):
             found.append(line[2:])
-        elif line.startswith("> ") and found:
+            goes_on = True
+        elif goes_on and line.startswith("> "):
             found[-1] += f"\n{line[2:]}"
+        else:
+            goes_on = False
     return found
 
 

@@ -16,8 +16,9 @@ spec.loader.exec_module(run_tutorial)
 PAGE = """Text.
 
 ```console
-$ echo one > file; cat file
-an older answer
+$ echo one > file; cat file; echo "> cat"
+one
+> an older answer
 $ python -c "print(1)
 > print(2)"
 ```
@@ -33,7 +34,7 @@ $ cat file; seq 9; exit 3
 def test_a_pages_commands_run_in_one_folder_and_what_they_print_stands_under_them(tmp_path):
     page, failures = run_tutorial.renewed(PAGE, tmp_path)
     assert not failures
-    assert "$ echo one > file; cat file\none\n$ python" in page
+    assert 'cat file; echo "> cat"\none\n> cat\n$ python' in page
     assert '> print(2)"\n1\n2\n```' in page
     assert page.endswith("$ cat file; seq 9; exit 3\none\n1\n...\n9\n```\n")
     assert run_tutorial.renewed(page, tmp_path)[0] == page
