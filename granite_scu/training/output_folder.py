@@ -205,6 +205,7 @@ def training_config(run: PreparedRun) -> dict:
         "trainer": {k: v for k, v in request.trainer.items() if isinstance(v, str | int | float | None)},
         "seed": request.seed,
         "changed": request.changed,
+        "given": sorted(request.given),
         "hardware_preset": request.hardware,
         "plan": asdict(run.length),
         "model_type": config.model_type,

@@ -122,8 +122,8 @@ def _scored(run: Run) -> str:
     if is_number(base) and is_number(adapter):
         tokens = run.metrics.get("test_tokens")
         scored = f" on {quantity(tokens)} tokens" if tokens else ""
-        bits = f"{adapter:.3f} bits per token, base {base:.3f} ({signed(adapter / base - 1)})"
-        text = f"Held-out documents{scored}: {bits}.{_began(run)} {_interval(run)}{_chosen(run)}"
+        bits = f"{adapter:.3f} bits per token{scored}, base {base:.3f} ({signed(adapter / base - 1)})"
+        text = f"Held-out documents: {bits}.{_began(run)} {_interval(run)}{_chosen(run)}"
     stopped = part(run.metrics, "stopped")
     if stopped.get("reason"):
         why = _STOPS.get(stopped["reason"], str(stopped["reason"]))
@@ -150,7 +150,7 @@ def _interval(run: Run) -> str:
     pairs = run.evaluation.get("pairs")
     verdict = pairs[0].get("verdict") if isinstance(pairs, list) and pairs and isinstance(pairs[0], dict) else None
     if not isinstance(verdict, str):
-        return "One run, one seed: no interval is given."
+        return "One run, one seed: of this difference no interval is given."
     few = "" if run.evaluation.get("units") == "documents" else " The interval is over windows, and so too narrow."
     return f"Scored by <code>granite-scu eval</code>: {escape(verdict)}.{few}"
 
@@ -190,7 +190,8 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
         figures.append(("held-out text", compact(metrics["adapter_test_bpt"]), f"bits per token, base {base}"))
     if validated:
         figures.append(("best validation", compact(validated[1]), f"bits per token, step {validated[0]:,}"))
-    figures.append(("DataBPT", compact(latest.get("data_bpt")), "bits per token, training text"))
+    if run.config.get("controller") != "none":  # it is what the controller reads
+        figures.append(("DataBPT", compact(latest.get("data_bpt")), "bits per token, training text"))
     figures.append(("steps", quantity(latest["step"]), f"{quantity(latest.get('tokens'))} tokens"))
     if is_number(metrics.get("wall_time_s")):
         rate = quantity(metrics.get("tokens_per_s"))

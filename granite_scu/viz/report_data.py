@@ -22,6 +22,8 @@ _SIZES = {
 _DRIFT = ("drift", "drift_target")
 """Columns of a run that held drift."""
 _DIGITS = 6
+_FAR = 10
+"""Times the least loss."""
 
 
 def chart_data(run: Run) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def _charts(run: Run) -> list[dict[str, Any]]:
     validated = " and validation" if run.validations else ""
     loss = [_series("training text", "data_bpt", "line", "sky"), _series("validation", "", "points", "ink")]
     return [
-        _chart("data_bpt", f"Loss (DataBPT){validated}", "bits per token", "number", "linear", loss),
+        _chart("data_bpt", f"Loss (DataBPT){validated}", "bits per token", "number", _scale_of_loss(run), loss),
         *(_drift_charts(run) if run.holds_drift else []),
         _chart("s", title, "share of bits", "percent", "auto", s),
         _chart(
@@ -97,6 +99,13 @@ def _charts(run: Run) -> list[dict[str, Any]]:
             [_series("tokens/s", "tokens_per_s", "line", "orange")],
         ),
     ]  # fmt: skip
+
+
+def _scale_of_loss(run: Run) -> str:
+    """Logarithmic where it falls to less than a tenth, of which a linear axis would show the beginning alone."""
+    bits = run.column("data_bpt")
+    bits = bits[bits > 0]
+    return "log" if bits.size and bits.max() > _FAR * bits.min() else "linear"
 
 
 def _drift_charts(run: Run) -> Iterator[dict[str, Any]]:

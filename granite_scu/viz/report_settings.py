@@ -46,15 +46,17 @@ def environment(run: Run) -> str:
 
 
 def _changed(run: Run) -> str:
-    """The settings that differ from the defaults, where the run says which these are."""
-    names = run.settings.get("changed")
+    """The settings that the user gave and that differ from the defaults, where the run says which these are."""
+    names, given = run.settings.get("changed"), run.settings.get("given")
     if not isinstance(names, list):
         return ""
+    if isinstance(given, list):  # a run of an earlier version does not say what its data decided
+        names = [name for name in names if name in given]
     groups = {title: _of(part(run.settings, name), name, names) for name, title in _GROUPS.items()}
     every = _sections(groups)
     if not every:
         return '<p class="faint">All settings are the defaults.</p>'
-    return f'<p class="faint">These settings differ from the defaults.</p><div class="groups">{every}</div>'
+    return f'<p class="faint">These given settings differ from the defaults.</p><div class="groups">{every}</div>'
 
 
 def _decided(run: Run) -> str:

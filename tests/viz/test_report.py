@@ -53,7 +53,7 @@ def page(folder: Path) -> Page:
 def test_it_says_what_came_of_the_run(finished):
     text = page(finished).text
     assert "Learned your data: held-out text costs 5.850 bits per token (base 6.500)." in text
-    assert "Held-out documents on 14,088 tokens: 5.850 bits per token, base 6.500 (\N{MINUS SIGN}10.0 %)." in text
+    assert "Held-out documents: 5.850 bits per token on 14,088 tokens, base 6.500 (\N{MINUS SIGN}10.0 %)." in text
     assert "S settled at step 130. It overshot S* by 4 %. Once within ±10 % of S* it was there at 96 %" in text
     assert "The run ended at step 400: all steps done." in text
     assert "best validation5.9bits per token, step 400" in text
@@ -87,6 +87,13 @@ def test_the_size_that_the_texts_would_have_is_a_chart(moved, finished):
     setpoint = next(each for each in data["charts"][1]["series"] if each["label"] == "S*")
     assert not setpoint["band"], "S is not judged by it"
     assert "size" not in [each["name"] for each in page(finished).data["charts"]]
+
+
+@pytest.mark.parametrize(("last", "scale"), [(0.41, "linear"), (0.39, "log")])
+def test_a_loss_that_falls_by_more_than_ten_times_has_a_logarithmic_axis(tmp_path, last, scale):
+    ticks = [record(10, data_bpt=4.0), record(20, data_bpt=last)]
+    found = page(write_run(tmp_path / "run", ticks, {"controller": "none"}, settings(), metrics=METRICS))
+    assert found.data["charts"][0]["scale"] == scale and "bits per token, training text" not in found.text
 
 
 @pytest.mark.parametrize(("units", "more"), [("documents", ""), ("windows", " The interval is over windows")])

@@ -56,6 +56,7 @@ def test_each_question_stands_with_what_was_expected_and_answered_right_or_wrong
     table = source[source.index("Answers to held-out questions") : source.index("Loss and validation")]
     assert table.count("Who &amp; ") == table.count("Ilse &lt;Varga&gt;") == table.count("no idea") == 12
     assert table.count('aria-label="right"') == 11 and table.count('aria-label="wrong"') == 13
+    assert table.index("Ilse 11") < table.index("Ilse 0"), "the wrong one comes first"
     assert "60\N{NO-BREAK SPACE}% to 90" in table and "It says so." in table and "2 more" in table
     assert "What the models write" not in source and "Learned your data: 11 of 12 answers" in source
 

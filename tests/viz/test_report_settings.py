@@ -14,7 +14,9 @@ def split(folder, **changes) -> tuple[str, str]:
 
 
 def test_what_differs_from_the_defaults_is_in_sight_and_the_rest_is_behind(tmp_path):
-    sight, behind = split(tmp_path / "run", changed=["optimizer.learning_rate", "control.lambda_init"])
+    changed = ["optimizer.learning_rate", "control.lambda_init", "optimizer.warmup_steps"]
+    sight, behind = split(tmp_path / "run", changed=changed, given=changed[:2])
+    assert "warmup_<wbr>steps" not in sight, "the data decided it"
     assert "learning_<wbr>rate" in sight and "<td>0.001</td>" in sight
     assert "lambda_<wbr>init" in sight and "<td>none</td>" in sight, "it was set to nothing"
     assert "rank" not in sight and "rank" in behind and "learning_<wbr>rate" in behind
