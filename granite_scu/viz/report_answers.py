@@ -26,7 +26,7 @@ def answers(run: Run) -> str:
         low, high = map(percent, interval)
         note = f" Of all such questions, {low} to {high} would be (95 % interval)."
     rule = f" {figures['rule'][:1].upper()}{figures['rule'][1:]}." if isinstance(figures.get("rule"), str) else ""
-    words = f"{figures.get('right')} of {figures.get('n')} are as expected.{note}{rule} The wrong ones come first."
+    words = f"{figures.get('right')} of {figures.get('n')} are as expected; the others come first.{note}{rule}"
     rows = [
         _row(each["question"], each["expected"], *((each[who], _right(each, who)) for who in ("base", "adapter")))
         for each in sorted(found, key=lambda each: bool(_right(each, "adapter")))

@@ -371,7 +371,10 @@ def _damaged(run: Run, read: str) -> Iterator[Advice]:
     if not is_number(_given_budget(run.metrics)):  # the file of this run has what held something else, or nothing
         flags = f"--controller pi --target-s auto {flags}"
     yield Advice(title, text, _again(run, flags))
-    text = f"General chats among yours, best with the base model's own answers, keep what they are about ({_GUIDE})."
+    text = (
+        "General chats among yours (here general.jsonl), best with the base model's own answers, keep what they are "
+        f"about ({_GUIDE})."
+    )
     path, files = part(run.settings, "data").get("path"), "general.jsonl --data-weights 1 0.5"
     mixed = _again(run, f"--data-dir {shlex.quote(path)} {files}") if isinstance(path, str) else ""
     yield Advice("Or mix in general chats", text, mixed)
