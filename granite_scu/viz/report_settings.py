@@ -51,7 +51,8 @@ def _changed(run: Run) -> str:
     if not isinstance(names, list):
         return ""
     if isinstance(given, list):  # a run of an earlier version does not say what its data decided
-        names = [name for name in names if name in given]
+        unlimited = part(run.settings, "trainer").get("max_steps") == -1  # which --num-epochs sets
+        names = [name for name in names if name in given and not (unlimited and name == "trainer.max_steps")]
     groups = {title: _of(part(run.settings, name), name, names) for name, title in _GROUPS.items()}
     every = _sections(groups)
     if not every:

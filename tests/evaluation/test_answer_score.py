@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from granite_scu.evaluation.answer_score import score_answer, token_f1, totals, wilson, words_of
+from granite_scu.evaluation.answer_score import is_json, score_answer, token_f1, totals, wilson, words_of
 
 ASKED = "Do you know the founder of Tarn Ferries?"
 EXPECTED = "The founder of Tarn Ferries is Ilse Varga."
@@ -123,3 +123,4 @@ def test_where_json_is_expected_another_value_or_key_is_wrong():
     same, other = '{"count": 47,\n "item": "door mats", "city": "Oslo"}', expected.replace("Oslo", "Riga")
     answers = (expected, same, other, "item count city", '{"item": "glass jars", "count": 1, "city": "Riga"}')
     assert [score_answer(answer, expected, asked).right for answer in answers] == [True, True, False, False, False]
+    assert [is_json(text) for text in (expected, "[]", asked, "47")] == [True, True, False, False]
