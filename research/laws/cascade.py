@@ -76,7 +76,7 @@ class Cascade:
     falls only where x* < 1 and r < aim. Where nothing is memorised S* runs ahead of S, and lambda goes to its lower
     bound. A tick whose savings are not finite is held as a whole.
 
-    Why both: docs/develop/mathematics.md. ``aim``, ``gain`` and ``start`` were chosen by trial: notes/log.md. The
+    Why both: research/mathematics.md. ``aim``, ``gain`` and ``start`` were chosen by trial: notes/log.md. The
     held-out text chooses lambda, as it chooses the step in early stopping: neither may be judged on it.
 
     Attributes:
