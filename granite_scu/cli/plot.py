@@ -5,7 +5,7 @@ from pathlib import Path
 
 from granite_scu.cli import guard
 
-EXAMPLES = ("runs/mine --out plots", "runs/seed-* --out plots")
+EXAMPLES = ("runs/mine --out plots", "runs/plain runs/held --out plots", "runs/seed-* --out plots")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
