@@ -14,11 +14,12 @@ from granite_scu.cli.request_parser import parse
 from granite_scu.cli.train import carry_out
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.storage.run_folder import ANSWERS, METRICS, read_json
+from granite_scu.storage.run_folder import ANSWERS, METRICS, TRAINING_CONFIG, read_json
 from granite_scu.training import recipe
 from granite_scu.training.output_folder import is_main, logged_from_here
 from granite_scu.training.prepared_run import PreparedRun
-from granite_scu.viz.what_now import verdict
+from granite_scu.viz.run_folder import read_validations
+from granite_scu.viz.what_now import lower_rate, verdict
 
 RESUME = 'resume_from_checkpoint="last"'
 """The argument of ``prepare`` that continues a run."""
@@ -61,11 +62,12 @@ class Result:
     def of(cls, folder: Path) -> "Result":
         """The result that a finished run's folder holds."""
         summary = read_json(folder / METRICS)
+        validations, _ = read_validations(folder, summary)
         answers = read_json(folder / ANSWERS)["answers"] if (folder / ANSWERS).is_file() else []
         return cls(
             adapter=folder,
             report=folder / "report.html",
-            verdict=str(verdict(summary)),
+            verdict=str(verdict(summary, lower_rate(read_json(folder / TRAINING_CONFIG)), validations=validations)),
             steps=summary["steps"],
             base_bpt=summary["base_test_bpt"],
             test_bpt=summary["adapter_test_bpt"],
