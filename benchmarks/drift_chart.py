@@ -51,7 +51,7 @@ def draw(lines: list[Line]) -> Figure:
             right = [point["right"] / point["questions"] for _, point in points] if asked else learned
             by_questions.plot([point["known_lost"] for _, point in points], right, **look)
         by_drift.set_xscale("log")
-        by_drift.xaxis.set_major_locator(FixedLocator([0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]))
+        by_drift.xaxis.set_major_locator(FixedLocator([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0]))
         by_drift.xaxis.set_minor_locator(NullLocator())
         by_drift.set_xlabel("drift", fontsize=style.TICKS)
         by_drift.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
