@@ -109,7 +109,8 @@ def test_list_does_not_import_torch(tmp_path):
         "import sys; from pathlib import Path; from research.comparison.command import main;"
         f"main(['--list'], root=Path({str(tmp_path)!r})); sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture
