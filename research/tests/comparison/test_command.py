@@ -109,7 +109,7 @@ def test_list_does_not_import_torch(tmp_path):
         "import sys; from pathlib import Path; from research.comparison.command import main;"
         f"main(['--list'], root=Path({str(tmp_path)!r})); sys.exit('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
