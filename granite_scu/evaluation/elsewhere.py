@@ -154,7 +154,7 @@ def drift_on(model: PreTrainedModel, said: Sequence[Document], before: Switch, a
     """Drift from one model to another where the first one has answered.
 
     What it needs for its likeliest answers says little: what it would need at these places for answers of temperature
-    1 is the entropy of its predictions, which is what general text that it draws comes to.
+    1 is the entropy of its predictions, as on general text that it draws.
 
     Args:
         model: in evaluation mode.

@@ -51,7 +51,7 @@ class Verdict:
 
     Attributes:
         learned: of its own data, a sentence.
-        use: what not to use the adapter for, without its full stop; empty where nothing speaks against it.
+        use: what not to use the adapter for, without its full stop; empty where any use is fine.
         elsewhere: what became of general answers, a sentence without its full stop; empty where nothing was asked.
         remedy: against what was lost, to follow a colon; empty where nothing is shown to be lost.
         drift: how far it moved on general text, a sentence; empty where that was not measured.

@@ -50,7 +50,7 @@ LOOP = (
 
 CHANGED = """{part} is not as it was when its digest was recorded. It makes the runs of {laws}.
 Would a stored run of these come out otherwise? Then count their revisions up, LAW_REVISIONS in
-granite_scu/experiments/comparison/evidence.py (for --target-s auto AUTO_RULE, for all laws VERSION).
+research/comparison/evidence.py (for --target-s auto AUTO_RULE, for all laws VERSION).
 That sets aside the stored runs of research.tracking as well.
 When that is settled: python tests/experiments/comparison/test_revisions.py"""
 
