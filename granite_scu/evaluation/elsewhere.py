@@ -25,7 +25,7 @@ from granite_scu.data.blocks.packing import padding_of
 from granite_scu.data.sources.documents import Conversation
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.evaluation import statistics
-from granite_scu.evaluation.answer_score import has_phrase, words_of
+from granite_scu.evaluation.answer_score import SMALL_WORDS, has_phrase, words_of
 from granite_scu.evaluation.answers import BATCH, Question, batches_of, questions_of, text_of, written
 from granite_scu.evaluation.general_text import Document, batches
 from granite_scu.model.adapters import Switch
@@ -55,6 +55,21 @@ _MULTIPLE = 16
 """Batches are padded to a multiple of so many tokens: no convolution is wider than its input."""
 
 
+_ASKING = frozenset({"what", "which", "who", "how", "many"})
+
+KINDS = {
+    "day": "monday tuesday wednesday thursday friday saturday sunday",
+    "month": "january february march april may june july august september october november december",
+    "planet": "mercury venus earth mars jupiter saturn uranus neptune pluto",
+    "number": "two three four five six seven eight nine ten eleven twelve",
+}
+"""Words that stand in answers by accident: a company's hours have numbers and days. Digits are numbers too."""
+
+
+def _is_of(word: str, kind: str) -> bool:
+    return word in KINDS.get(kind, "").split() or (kind == "number" and word[-1].isdigit())
+
+
 @dataclass(frozen=True)
 class General:
     """A general question.
@@ -63,16 +78,26 @@ class General:
         question: the words.
         answer: a known answer, in a sentence.
         accepted: words of which an answer has to have some to be right.
+        kind: of which they are one, see ``KINDS``; empty where no other is likely to stand beside it.
     """
 
     question: str
     answer: str
     accepted: tuple[str, ...]
+    kind: str = ""
 
     def is_right(self, answer: str) -> bool:
-        """Whether an answer has one of the accepted ones in it."""
-        words = words_of(answer)
-        return any(has_phrase(words, words_of(each)) for each in self.accepted)
+        """Whether an answer has one of the accepted ones in it, and not by accident.
+
+        JSON, which a run on a format has for everything, is no answer. One that names another of the same kind, as
+        "the season runs from April to October", has to have half the words of the question.
+        """
+        words, known = words_of(answer), [words_of(each) for each in self.accepted]
+        if answer.lstrip().startswith(("{", "[")) or not any(has_phrase(words, each) for each in known):
+            return False
+        asked = set(words_of(self.question)) - SMALL_WORDS - _ASKING
+        others = {word for word in words if _is_of(word, self.kind)} - asked.union(*known)
+        return not others or 2 * len(asked & set(words)) >= len(asked)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +126,9 @@ class Tried:
 def general_questions() -> list[General]:
     """What comes with the package."""
     records = map(json.loads, FILE.read_text(encoding="utf-8").splitlines())
-    return [General(each["question"], each["answer"], tuple(each["accepted"])) for each in records]
+    return [
+        General(each["question"], each["answer"], tuple(each["accepted"]), each.get("kind", "")) for each in records
+    ]
 
 
 def try_out(

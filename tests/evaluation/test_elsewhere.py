@@ -40,9 +40,22 @@ def test_each_known_answer_is_right_and_no_question_gives_it_away():
     assert not any(one.is_right(two.answer) for one, two in itertools.pairwise(questions))
 
 
-@pytest.mark.parametrize(("answer", "right"), [("It is PARIS, of course.", True), ("It is Lyon.", False), ("", False)])
-def test_an_answer_is_right_with_an_accepted_one_in_it(answer, right):
-    assert general_questions()[0].is_right(answer) == right
+@pytest.mark.parametrize(
+    ("question", "answer", "right"),
+    [
+        ("capital of France", "It is PARIS, of course.", True),
+        ("capital of France", "It is Lyon.", False),
+        ("capital of France", "", False),
+        ("capital of France", '{"item": "capital", "city": "Paris"}', False),
+        ("after March", "The season runs from April to October.", False),
+        ("after March", "After March comes April, and then May.", True),
+        ("after March", "April.", True),
+        ("5 + 3", "We are open from 8 to 17.", False),
+        ("months", "A year has 365 days, which are 12 months.", True),
+    ],
+)
+def test_an_answer_is_right_with_an_accepted_one_in_it_that_stands_there_by_no_accident(question, answer, right):
+    assert next(each for each in general_questions() if question in each.question).is_right(answer) == right
 
 
 @pytest.mark.parametrize("template", [True, False])
