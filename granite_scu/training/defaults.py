@@ -272,10 +272,10 @@ def _control(text: Text | None, cut: Cut, given: Mapping[str, Any], blocks: int,
     few = text is not None and text.chats and cut.held_out < LEAST_HELD_OUT
     every = given.get("control.every", DEFAULT_EVERY)
     if steps < every * LEAST_TICKS:
-        why = f"{counted(steps, 'step')} {_is(steps)} too few to find S* in, which takes {every * LEAST_TICKS}"
+        why = f"it takes {every * LEAST_TICKS} steps to find the adapter's best size, and the run has {steps}"
     elif cut.validation < blocks or few:
         found = f"{counted(cut.held_out, 'conversation' if few else 'document')} to validate on {_is(cut.held_out)}"
-        why = f"{found} too few for S* to follow" if cut.held_out else "nothing is held out"
+        why = f"{found} too few for it to follow" if cut.held_out else "nothing is held out"
     else:
         return [ticks]
     return [ticks, Choice("control.controller", "none", f"plain LoRA, no controller: {why}")]

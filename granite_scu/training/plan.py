@@ -39,8 +39,8 @@ def describe(run: PreparedRun, here: bool = True) -> dict[str, Any]:
     shown = min(run.request.data.batch_size, MOST_SHOWN)
     with errors_in_one_line():
         batch = next(iter(run.data.with_batch_size(shown).in_this_process().train_dataloader()))
-    supervised = (batch["labels"] != IGNORED).sum()
-    return facts(run, here) | {"first_batch": f"{tuple(batch['input_ids'].shape)} tokens, {supervised:,} supervised"}
+    (blocks, length), supervised = batch["input_ids"].shape, (batch["labels"] != IGNORED).sum()
+    return facts(run, here) | {"first_batch": f"{blocks} x {length} tokens, of which {supervised:,} are learned"}
 
 
 def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:

@@ -41,12 +41,13 @@ def describe(facts: dict[str, Any]) -> dict[str, str]:
 
 def details(facts: dict[str, Any]) -> dict[str, str]:
     """What is worth knowing besides, of a dry run."""
-    ceiling = facts["s_ceiling_estimate"]
+    steered, ceiling = facts["controller"] != "none", facts["s_ceiling_estimate"]
+    largest = "" if ceiling is None else f"{per_cent(ceiling)}, by these learning rates and steps (estimate)"
     rows = {
         "memory is taken by": facts["memory_parts"].partition(": ")[2] + " (GiB)",
         "first batch": facts["first_batch"],
-        "N": f"{facts['n_tokens']:,} tokens, over which the description of the adapter is spread",
-        "largest S": "" if ceiling is None else f"{per_cent(ceiling)}, by these learning rates and steps (estimate)",
+        "N": f"{facts['n_tokens']:,} tokens, over which S spreads the bits of the adapter" if steered else "",
+        "largest S": largest if steered else "",
         "setpoint": facts.get("target_s_advice", ""),
         "chosen": "\n".join(facts["chosen"]),
         "note": "\n".join(facts["advice"]),
@@ -90,9 +91,9 @@ def _precision(facts: dict[str, Any]) -> str:
 
 
 def _batch(facts: dict[str, Any]) -> str:
-    shape = f"{facts['batch_size']} x {facts['data']['block_size']} tokens"
+    shape = f"{counted(facts['batch_size'], 'block')} of {facts['data']['block_size']:,} tokens"
     accumulated = facts["gradient_accumulation_steps"]
-    parts = [shape] + ([f"{accumulated} accumulated"] if accumulated > 1 else [])
+    parts = [shape] + ([f"{accumulated} times, accumulated"] if accumulated > 1 else [])
     parts += [f"{facts['processes']} processes"] if facts["processes"] > 1 else []
     tried = "; tried out first, and made smaller where it does not fit" if facts["auto_batch_size"] else ""
     return f"{' x '.join(parts)} = {facts['tokens_per_step']:,} tokens a step{tried}"
@@ -136,12 +137,16 @@ def _time(facts: dict[str, Any]) -> str:
 
 
 def _controller(facts: dict[str, Any]) -> str:
-    name, target, every = facts["controller"], facts["target_s"], counted(facts["control_every"], "step")
+    name, target = facts["controller"], facts["target_s"]
+    if name == "none":
+        return "none: plain LoRA"
+    sets = f"{name} sets lambda (how hard the adapter is held back) every {counted(facts['control_every'], 'step')}"
     if (budget := facts.get("max_drift")) is not None:
         text = ", ".join(facts["general_data"]) or "what the base model writes"
-        return f"{name} sets lambda every {every} so that drift is at most {per_cent(budget)}, on general text: {text}"
+        return f"{sets}, so that the model drifts from its base by at most {per_cent(budget)} on general text: {text}"
+    if target is None:
+        return sets
+    size = "S (the adapter's share of the bits of text and adapter)"
     if isinstance(target, str):
-        return f"{name} sets lambda every {every}, and S* is found during the run"
-    if target is not None:
-        return f"{name} sets lambda every {every} so that S reaches S* = {per_cent(target)}"
-    return f"{name}, without a setpoint for S"
+        return f"{sets}, so that {size} reaches a value, S*, that held-out text chooses"
+    return f"{sets}, so that {size} reaches S* = {per_cent(target)}"

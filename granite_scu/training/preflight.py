@@ -213,6 +213,7 @@ def moved_by(run: PreparedRun) -> str:
     few = f"; {by}, {doubt}" if documents < FEW else f"; {move}"
     if ticks < SHORT:
         short = f"{counted(ticks, 'tick')} {'is' if ticks == 1 else 'are'} too few to find it, which takes {SHORT}"
+        short += " (at each lambda is set)"
         every = run.length.steps // SHORT
         remedy = f"--control-every {every} makes so many" if every else f"Train for {SHORT} steps or more"
         return f"S* {begins}: {short}{few}. {remedy}"

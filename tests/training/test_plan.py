@@ -6,7 +6,7 @@ from rich.console import Console
 from granite_scu.config.request import Request
 from granite_scu.hardware.cards import CARDS
 from granite_scu.training import plan
-from granite_scu.training.plan_description import describe, opening
+from granite_scu.training.plan_description import describe, details, opening
 from granite_scu.training.preflight import out_of_proportion
 from granite_scu.training.prepared_run import intervals_of
 from granite_scu.training.recipe import prepare
@@ -49,13 +49,14 @@ def test_a_run_begins_with_what_a_person_wants_to_know_in_twelve_lines():
         "my_texts/: 5 documents, 90,000 tokens to train on",
         "RTX 4090; not in this machine: the plan is for such a card",
         "bf16, compiled layers",
-        "4 x 1024 tokens x 8 accumulated = 32,768 tokens a step",
+        "4 blocks of 1,024 tokens x 8 times, accumulated = 32,768 tokens a step",
         "1,000 steps: 32,768,000 tokens, 32,760,000 of them learned, 364 passes",
         "chosen: learning rate 0.0001: for much text",
         "8.4 of 21.1 GiB, fits",
         "about 6 hours of training and validation, a rough estimate from the vendor's figures; then questions, at most "
         "4 minutes",
-        "pi sets lambda every 10 steps so that S reaches S* = 8 %",
+        "pi sets lambda (how hard the adapter is held back) every 10 steps, so that S",
+        "reaches S* = 8 %",
         "runs/mine",
         "saves, and the same command with --resume-from-checkpoint last continues",
     ):
@@ -67,14 +68,22 @@ def test_what_is_not_known_or_does_not_fit_is_said():
     rows = describe(FACTS | more | {"target_s": "auto: moved at every tick", "first_step": 20})
     assert rows["memory"].endswith("does not fit (predicted); try --batch-size 2")
     assert rows["time"].startswith("not predicted")
-    assert rows["controller"] == "pi sets lambda every 10 steps, and S* is found during the run"
+    assert rows["controller"].endswith("S*, that held-out text chooses")
     assert rows["length"].startswith("1,000 steps, of which 20 are done")
 
 
 @pytest.mark.parametrize(("files", "text"), [([], "what the base model writes"), (["a.jsonl", "b"], "a.jsonl, b")])
 def test_where_drift_is_held_the_plan_says_on_what(files, text):
     held = describe(FACTS | {"target_s": None, "max_drift": 0.02, "general_data": files})["controller"]
-    assert held.startswith("pi sets lambda every 10 steps so that drift is at most 2 %") and held.endswith(text)
+    assert "drifts from its base by at most 2 %" in held and held.endswith(text)
+
+
+def test_of_plain_lora_a_plan_speaks_of_no_controller():
+    plain = {"controller": "none", "target_s": None, "n_tokens": 9, "s_ceiling_estimate": 0.5, "first_batch": "4 x 8"}
+    facts = FACTS | plain | {"memory_parts": "GiB: weights 1"}
+    rows = describe(facts) | details(facts)
+    assert rows["controller"] == "none: plain LoRA" and not rows.keys() & {"N", "largest S"}
+    assert {"N", "largest S"} <= details(facts | {"controller": "pi"}).keys()
 
 
 def test_a_plan_for_the_cpu_says_that_it_is_not_for_the_card_of_the_preset():
