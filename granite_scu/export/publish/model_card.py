@@ -26,12 +26,13 @@ from granite_scu.storage.run_folder import (
     RunFolder,
     read_json,
 )
-from granite_scu.viz.what_now import verdict
+from granite_scu.viz.run_folder import read_validations
+from granite_scu.viz.what_now import lower_rate, verdict
 
 NOT_MEASURED = "not measured"
 _FACTS = (
     *("data", "controller", "target_s", "setpoint_moves", "summary", "hyperparameters", "versions"),
-    *("evaluation", "license", "repo_id", "revision", "model_type", "chats"),
+    *("evaluation", "license", "repo_id", "revision", "model_type", "chats", "lower_rate", "validations"),
 )
 """What a card may tell besides the base model."""
 
@@ -61,6 +62,8 @@ def gather(folder: Path) -> dict[str, Any]:
             "target_s": summary["s_target"],
             "setpoint_moves": control.get("target_s", "") is None and summary["s_target"] is not None,
             "summary": summary,
+            "lower_rate": lower_rate(training),
+            "validations": read_validations(folder, summary)[0],
             "hyperparameters": {
                 **({"base model's commit": commit} if (commit := _commit(training)) else {}),
                 **({"starts from": f"{start['adapter']} (SHA-256 {start['sha256']})"} if start else {}),
@@ -92,7 +95,8 @@ def model_card(facts: Mapping[str, Any]) -> str:
             ``lambda``, ``steps``, ``tokens``, ``wall_time_s``; ``best_scale`` of a run that asked for it),
             ``hyperparameters`` and ``versions``; where they are known ``evaluation`` (see ``evaluation_of``),
             ``license`` (of the adapter; that of a known base otherwise), ``repo_id`` and ``revision`` on the hub,
-            ``model_type`` (of the base, as transformers names it) and ``chats`` (whether it was trained on them).
+            ``model_type`` (of the base, as transformers names it), ``chats`` (whether it was trained on them),
+            ``lower_rate`` and ``validations`` (see ``what_now.verdict``).
     """
     base = str(facts["base_model"])
     facts = {**dict.fromkeys(_FACTS), **facts}
@@ -106,7 +110,9 @@ def model_card(facts: Mapping[str, Any]) -> str:
         base_license=known_license(base),
         summary=defaultdict(lambda: None, facts["summary"] or {}),
         interval=facts["evaluation"] and _interval(facts["evaluation"]),
-        verdict=verdict(facts["summary"] or {}, interval=_bounds(facts["evaluation"] or {})),
+        verdict=verdict(
+            facts["summary"] or {}, facts["lower_rate"], _bounds(facts["evaluation"] or {}), facts["validations"] or ()
+        ),
     )
 
 

@@ -145,6 +145,11 @@ def test_what_was_not_measured_is_said():
     assert "None" not in text
 
 
+def test_plain_lora_has_neither_s_nor_lambda_among_its_results():
+    text = card(summary=facts()["summary"] | {"lambda": 0.0, "s_ema": 1.0})
+    assert "S at the end" not in text and "lambda at the end" not in text
+
+
 def test_a_run_without_a_setpoint_claims_none():
     text = card(controller="none", target_s=None)
     assert "controller `none`, no setpoint" in text
@@ -237,7 +242,11 @@ def test_the_base_is_linked_loaded_and_licensed_as_it_is_known(base, on_the_hub,
 def test_the_results_begin_with_what_was_learned_and_lost():
     general = {"n": 30, "asked": 30, "became_wrong": 5, "damaged": True, "lost": ["Who *was* it?"]}
     answers = {"n": 30, "right": 24, "interval": [0.63, 0.9], "base": {"right": 0}}
-    told = card(summary={**facts()["summary"], "answers": answers, "elsewhere": general | {"right_before": 9,
-                         "right_after": 4}}).partition("## Results\n\n")[2]  # fmt: skip
+    summary = {**facts()["summary"], "answers": answers, "elsewhere": general | {"right_before": 9, "right_after": 4}}
+    validated = [(step, 1.0) for step in (100, 500, 1000)]
+    text = card(summary=summary, lower_rate=5e-4, validations=validated)
+    told = text.partition("## Results\n\n")[2].partition("|")[0]
     words = "Learned your data: 24 of 30 answers as expected (base 0). Elsewhere 5 of 30 general answers became wrong ("
-    assert told.startswith(words + "Who \\*was\\* it?).\n\n|"), told[:300]
+    assert told.startswith(words + "Who \\*was\\* it?): "), told
+    for remedy in ("--max-drift", "mix in general chats", "fewer epochs", "lower the rate to 5e-4", "Do not use"):
+        assert remedy in told
