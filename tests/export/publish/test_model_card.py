@@ -117,10 +117,10 @@ def test_an_adapter_to_start_from_has_its_bits_beside_the_others():
 
 
 def test_answers_stand_beside_those_of_the_base():
-    answers = {"answers": {"n": 9, "right": 7, "base": {"right": 1}}}
+    answers = {"answers": {"n": 9, "right": 7, "base": {"right": 1}, "interval": [0.45, 0.94]}}
     general = {"elsewhere": {"n": 30, "right_before": 18, "right_after": 10}}
     text = card(summary=facts()["summary"] | answers | general)
-    assert "| held-out questions answered as expected, of 9 | 7; by the base model 1 |" in text
+    assert "answered as expected, of 9 | 7 (95 % interval 45 % to 94 %); by the base model 1 |" in text
     assert "| general questions answered right, of 30 | 10; by the base model 18 |" in text
     assert "questions answered" not in card()
 
