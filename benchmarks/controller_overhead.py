@@ -33,12 +33,12 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import measure, training
 from benchmarks.gate import Outcome, race
 from granite_scu.cli import guard
-from granite_scu.config.settings import DEFAULT_EVERY, TRAINER_DEFAULTS
+from granite_scu.config.settings import DEFAULT_EVERY, TrainerConfig
 from granite_scu.control import AUTO
 
 GOALS, DRIFT_GOALS = (0.05, 1.02), (0.15, 1.05)
 """Share of time, and ratio of memory."""
-ACCUMULATED, EVERY = TRAINER_DEFAULTS["accumulate_grad_batches"], DEFAULT_EVERY
+ACCUMULATED, EVERY = TrainerConfig.accumulate_grad_batches, DEFAULT_EVERY
 
 COLUMNS = {
     "case": "case", "ours_s": "with SCU, s/step|.4f", "theirs_s": "without|.4f", "overhead": "overhead|.2%",

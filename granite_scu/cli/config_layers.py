@@ -113,6 +113,12 @@ def put_first(arguments: list[str]) -> list[str]:
 GONE = {"target_kl": "kl:KL", "cpr_bound": "cpr:CPR", "cpr_warmup": "cpr:CPR"}
 """Settings of ``control`` that runs of 0.1 have in their files, and the laws in research/ that have them now."""
 
+_USUAL = {"strategy": "auto", "devices": 1, "num_nodes": 1, "check_val_every_n_epoch": 1, "inference_mode": True,
+          "use_distributed_sampler": True, "enable_autolog_hparams": True}  # fmt: skip
+"""Defaults of Lightning's Trainer that runs of 0.1 have in their files; of its other settings they are null or 0."""
+
+
+_CHANGED = ("control", "trainer")
 
 _WAS = "# "
 """Comes before a file's name where its content stands in its place."""
@@ -125,16 +131,23 @@ def of_today(file: str) -> str:
         UserError: such a setting has a value.
     """
     content = _load(file) if _is_file(file) else None
-    control = content.get("control") if isinstance(content, dict) else None
-    gone = GONE.keys() & control.keys() if isinstance(control, dict) else set()
-    for name in sorted(gone):
-        if control[name] is not None:
-            law = f"--controller research.laws.{GONE[name]} and --controller-args {name}={control[name]}"
+    groups = content if isinstance(content, dict) else {}
+    control, trainer = (dict(groups[name]) if isinstance(groups.get(name), dict) else {} for name in _CHANGED)
+    gone = {name: control.pop(name) for name in sorted(GONE.keys() & control.keys())}
+    for name, value in gone.items():
+        if value is not None:
+            law = f"--controller research.laws.{GONE[name]} and --controller-args {name}={value}"
             raise UserError(f"--config {file}: control.{name} is no setting any more; take it out, and give {law}")
+    unset = [name for name, value in trainer.items() if not value or value == _USUAL.get(name)]
+    for name in unset:
+        if f"trainer.{name}" not in flags.HINTS:
+            gone[name] = trainer.pop(name)
+    if isinstance(batches := trainer.get("limit_val_batches"), float) and batches.is_integer():
+        gone["limit_val_batches"], trainer["limit_val_batches"] = batches, int(batches)
     if not gone:
         return file
-    kept = {name: value for name, value in control.items() if name not in gone}
-    return f"{_WAS}{file}\n" + yaml.safe_dump(content | {"control": kept}, sort_keys=False)
+    kept = {name: group for name, group in zip(_CHANGED, (control, trainer), strict=True) if name in groups}
+    return f"{_WAS}{file}\n" + yaml.safe_dump(groups | kept, sort_keys=False)
 
 
 def origins_and_values(arguments: list[str]) -> dict[str, tuple[str, Any]]:
@@ -203,7 +216,7 @@ def check_plain(path: Path, asked: Collection[str] = ()) -> dict[str, Any]:
     for group, settings in content.items():
         if group == "seed_everything":
             continue
-        if not isinstance(settings, dict) or group not in (*flags.GROUPS, "trainer"):
+        if not isinstance(settings, dict) or group not in flags.SETTINGS:
             raise UserError(f"{path}: {group} is no group of settings; the file is not as a run has written it")
         law = str(settings.get("controller")) if group == "control" else ""
         if ":" in law and "control.controller" not in asked:

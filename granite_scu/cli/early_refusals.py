@@ -4,15 +4,12 @@ Everything here is checked again where it is used. This check needs neither torc
 import, and says what the parser behind LightningCLI only says in terms of Python.
 """
 
-import ast
 import difflib
 import os
 import re
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
@@ -25,7 +22,7 @@ from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.controller import build_controller
 from granite_scu.training.logger_checks import check_loggers
 
-NOT_OURS = ("trainer", "seed_everything", "print_config", "json", "debug")
+NOT_OURS = ("seed_everything", "print_config", "json", "debug")
 """Keys and flags that are no settings of ours."""
 
 UNKNOWN = object()
@@ -50,19 +47,16 @@ def refuse(arguments: list[str]) -> None:
             arguments, _ = config_layers.take_preset(arguments)
         config_layers.check_files(arguments)
         given = config_layers.origins_and_values(arguments)
-        for key, (origin, _) in given.items():
-            _check_key(key, origin)
+        for key, (origin, value) in given.items():
+            _check_key(key, origin, value)
         for key in config_layers.without_value(arguments):
             _check_key(key, config_layers.A_FLAG)
-            if key in flags.HINTS or key.startswith("trainer."):
+            if key in flags.HINTS:
                 raise UserError(f"--{key}: give a value after it")
-        asked_values = {key: value for key, (_, value) in given.items()}
-        _check_counts(asked_values)
-        _check_set_by_the_run(asked_values)
-        _check_precision(asked_values)
         _check_ranks()
-        hints = flags.HINTS | {key: each.kind for key, each in _trainer_settings().items() if each.kind}
-        values = {key: _understood(key, hints[key], value) for key, (_, value) in given.items() if key in hints}
+        values = {
+            key: _understood(key, flags.HINTS[key], value) for key, (_, value) in given.items() if key in flags.HINTS
+        }
         check_seed(_understood("seed_everything", int | bool, given.get("seed_everything", ("", settings.SEED))[1]))
         groups = _built(values)
         if {"drift", "control", "run"} <= groups.keys():
@@ -71,47 +65,11 @@ def refuse(arguments: list[str]) -> None:
             _check_what_is_there(groups, writes=arguments[0] not in ("validate", "test") and _is_first())
 
 
-class _TrainerSetting(NamedTuple):
-    """Of Lightning's Trainer: the type, None where it is more than numbers and switches, and the default."""
-
-    kind: Any
-    usual: Any
-
-
-@cache
-def _trainer_settings() -> dict[str, _TrainerSetting]:
-    """Settings of Lightning's Trainer, as dotted keys. Read from its source: to import it takes seconds."""
-    package = find_spec("lightning")
-    assert package is not None and package.origin is not None
-    source = Path(package.origin).with_name("pytorch") / "trainer" / "trainer.py"
-    classes = [node for node in ast.parse(source.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
-    trainer = next(node for node in classes if node.name == "Trainer")
-    init = next(node for node in trainer.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    found = zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
-    return {
-        f"trainer.{argument.arg}": _TrainerSetting(
-            _plain_type(argument.annotation), usual.value if isinstance(usual, ast.Constant) else None
-        )
-        for argument, usual in found
-    }
-
-
-def _plain_type(annotation: ast.expr | None) -> Any:
-    """The type that an annotation names; None unless it is of numbers and switches alone."""
-    kinds = {"int": int, "float": float, "bool": bool, "Optional": NoneType, "Union": None}
-    names = [node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)] if annotation else []
-    plain = bool(names) and all(name in kinds for name in names)
-    return Union[tuple(kind for name in names if (kind := kinds[name]))] if plain else None  # noqa: UP007
-
-
 def _is_known(key: str) -> bool:
-    group, _, rest = key.partition(".")
-    if group == "trainer" and rest:
-        return f"trainer.{rest.partition('.')[0]}" in _trainer_settings()
-    return key in flags.HINTS or key in flags.GROUPS or group in NOT_OURS
+    return key in flags.HINTS or key in flags.SETTINGS or key in NOT_OURS
 
 
-def _check_key(key: str, origin: str) -> None:
+def _check_key(key: str, origin: str, value: Any = "") -> None:
     if _is_known(key):
         return
     is_flag = origin == config_layers.A_FLAG
@@ -119,8 +77,10 @@ def _check_key(key: str, origin: str) -> None:
         of_train = {flag.name.removeprefix("--"): flag.key for section in flags.SECTIONS.values() for flag in section}
         if (flag := key.replace("_", "-")) in of_train:
             raise UserError(f"fit: {key} is a flag of granite-scu train; here it is --{of_train[flag]}")
-    names = [*flags.HINTS, *flags.GROUPS, *_trainer_settings()]
+    names = [*flags.HINTS, *flags.SETTINGS]
     group, _, name = key.rpartition(".")
+    if instead := settings.SET_BY_THE_RUN.get(name) if group == "trainer" else None:
+        raise UserError(f"--{key} {value}: follows from other settings; use {instead}")
     alike = [known for known in names if known.partition(".")[0] == group]  # a prefix that all share tells nothing
     close = (
         difflib.get_close_matches(key, alike, 1, 0.85)
@@ -131,40 +91,6 @@ def _check_key(key: str, origin: str) -> None:
     if is_flag:
         raise UserError(f"--{key}: there is no such setting{meant}")
     raise UserError(f"--config {origin}{_line(origin, key)}: there is no setting {key}{meant}")
-
-
-_COUNTS = {
-    "trainer.max_steps": "--max-steps",
-    "trainer.accumulate_grad_batches": "--gradient-accumulation-steps",
-    "trainer.limit_val_batches": "--eval-iters",
-    "trainer.log_every_n_steps": "--logging-steps",
-}
-
-
-def _check_counts(given: dict[str, Any]) -> None:
-    """Refuse a number of the Trainer's that is no count."""
-    for key, flag in _COUNTS.items():
-        value = _made(int, given.get(key))
-        if value is not UNKNOWN and value < 1 and (key, value) != ("trainer.max_steps", -1):
-            kind = "" if flag == "--max-steps" else "a whole number, "
-            raise UserError(f"{flag} {value}: must be {kind}at least 1")
-
-
-def _check_precision(given: dict[str, Any]) -> None:
-    """Refuse a precision of Lightning's that a run does not have."""
-    asked = given.get("trainer.precision")
-    if asked is not None and asked not in (*settings.SHORT_PRECISIONS, "auto", "null"):
-        names = ", ".join(f"{name} ({short})" for name, short in settings.SHORT_PRECISIONS.items())
-        raise UserError(f"--trainer.precision {asked}: must be one of {names}")
-
-
-def _check_set_by_the_run(given: dict[str, Any]) -> None:
-    """Refuse another value than the usual one of a Trainer's setting that follows from settings of ours."""
-    for name, instead in settings.SET_BY_THE_RUN.items():
-        key = f"trainer.{name}"
-        usual = settings.TRAINER_DEFAULTS.get(name, _trainer_settings()[key].usual)
-        if key in given and given[key] not in (usual, str(usual), None):
-            raise UserError(f"--{key} {given[key]}: follows from other settings; use {instead}")
 
 
 _RANKS = (
@@ -244,7 +170,11 @@ def _made(kind: Any, value: Any) -> Any:
         return value if value in get_args(kind) else UNKNOWN
     if get_origin(kind) is list:
         inner = get_args(kind)[0]
-        return value if isinstance(value, list) and all(isinstance(each, inner) for each in value) else UNKNOWN
+        return (
+            value
+            if isinstance(value, list) and all(inner is Any or isinstance(each, inner) for each in value)
+            else UNKNOWN
+        )
     if kind in (bool, str) or isinstance(value, bool):
         return value if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) else UNKNOWN
     if kind is int and isinstance(value, int):  # 10**400 is no float
@@ -272,7 +202,7 @@ def _named(key: str) -> str:
 def _built(values: dict[str, Any]) -> dict[str, Any]:
     """The groups of settings, which refuse what is out of its range; without those that have an unknown value."""
     built: dict[str, Any] = {}
-    for group, kind in flags.GROUPS.items():
+    for group, kind in flags.SETTINGS.items():
         mine = {key.partition(".")[2]: value for key, value in values.items() if key.partition(".")[0] == group}
         if UNKNOWN not in mine.values():
             built[group] = kind(**mine)

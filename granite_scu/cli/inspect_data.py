@@ -13,7 +13,7 @@ from granite_scu.cli.console import make_console, print_facts, quiet
 from granite_scu.cli.inspect_general import SHOWN, marked, percentiles
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import SEED, TRAINER_DEFAULTS, BaseConfig, DataConfig, check_model
+from granite_scu.config.settings import SEED, BaseConfig, DataConfig, TrainerConfig, check_model
 from granite_scu.control.units import amount, counted, per_cent
 
 SPLITS = {"train": "training", "validation": "validation", "test": "test"}
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
     tokenizer = templates.of_data(loading.load_tokenizer(options.model), data.config)
     model = loading.known_config(options.model)
     data.read(tokenizer, loading.rows_of(model), options.model)
-    usual = Usual(config.batch_size, TRAINER_DEFAULTS["accumulate_grad_batches"], config.block_size)
+    usual = Usual(config.batch_size, TrainerConfig.accumulate_grad_batches, config.block_size)
     cut_to_fit(data, tokenizer, model, usual, "block_size" in names)
     begins = {"text_begins_with": tokenizer.decode(beginning(tokenizer))}
     facts = {"model": options.model, **begins, **data.summary(), "document_tokens": lengths(data)}

@@ -5,17 +5,16 @@ flags of ``granite-scu train`` arrive here too, translated by ``cli.script_flags
 """
 
 import difflib
-import inspect
 import logging
 import sys
 
 import jsonargparse
-import lightning as L
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from granite_scu.cli import config_layers, early_refusals
 from granite_scu.config import settings as config
 from granite_scu.config.errors import UserError
+from granite_scu.config.flags import HINTS
 from granite_scu.config.request import Request, add_settings
 from granite_scu.control import CONTROLLERS
 
@@ -33,7 +32,7 @@ class GraniteCLI(LightningCLI):
     def __init__(self, arguments: list[str]) -> None:
         arguments, self.preset = config_layers.take_preset(arguments)
         self.given = config_layers.given(arguments)
-        strict = {"exit_on_error": False, "allow_abbrev": False}
+        strict = {"exit_on_error": False, "allow_abbrev": False, "dump_header": None}
         # Each command's parser takes a tenth of a second to build; the others are for a call without a command.
         self.commands = tuple(arguments[:1]) if arguments and arguments[0] in COMMANDS else COMMANDS
         super().__init__(
@@ -51,7 +50,7 @@ class GraniteCLI(LightningCLI):
         return {name: ours | {"ckpt_path", "verbose", "weights_only"} for name in self.commands}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The Trainer and the dataclasses of ``config``."""
+        """The dataclasses of ``config``, that of the Trainer's settings among them."""
         add_settings(parser)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
@@ -92,7 +91,7 @@ def parse(arguments: list[str]) -> GraniteCLI:
 def _in_one_line(message: str) -> str:
     line = " ".join(part.strip() for part in message.splitlines() if part.strip())[:400]
     if message.startswith("unrecognized arguments"):
-        names = [f"--trainer.{name}" for name in inspect.signature(L.Trainer).parameters]
+        names = [f"--{key}" for key in HINTS]
         words = (word.partition("=")[0] for word in message.split())
         meant = [close[0] for word in words if (close := difflib.get_close_matches(word, names, 1, 0.8))]
         if meant:

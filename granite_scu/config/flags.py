@@ -25,7 +25,10 @@ GROUPS = {
     "drift": config.DriftConfig,
     "run": config.RunConfig,
 }
-"""The configuration's groups and the dataclass of each."""
+"""The groups of settings that are ours, and the dataclass of each."""
+
+SETTINGS = {"trainer": config.TrainerConfig, **GROUPS}
+"""All groups of the configuration."""
 
 
 @dataclass(frozen=True)
@@ -120,21 +123,20 @@ def _flag(
     return Flag(name, key, kind or options[0], help, default, choices, many)
 
 
-HINTS = {f"{group}.{name}": hint for group, kind in GROUPS.items() for name, hint in get_type_hints(kind).items()}
+HINTS = {f"{group}.{name}": hint for group, kind in SETTINGS.items() for name, hint in get_type_hints(kind).items()}
 """The type of every dotted key of the groups."""
 
 MEANINGS = {
     f"{group}.{line.arg_name}": " ".join((line.description or "").split())
-    for group, kind in GROUPS.items()
+    for group, kind in SETTINGS.items()
     for line in docstring_parser.parse(kind.__doc__ or "").params
 }
 """What the docstrings say of them."""
 
 DEFAULTS: dict[str, Any] = {
-    **{f"trainer.{name}": value for name, value in config.TRAINER_DEFAULTS.items()},
-    **{f"{group}.{field.name}": field.default for group, kind in GROUPS.items() for field in fields(kind)},
+    f"{group}.{field.name}": field.default for group, kind in SETTINGS.items() for field in fields(kind)
 }
-"""The default of every dotted key that a flag stands for."""
+"""The default of every dotted key."""
 
 SECTIONS: dict[str, tuple[Flag, ...]] = {
     "model, data and run folder": (
@@ -156,16 +158,16 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--seed", "seed_everything", int, "seed of everything random", config.SEED),
     ),
     "length of the run": (
-        _flag("--max-steps", "trainer.max_steps", int, "optimizer steps; with --num-epochs, whichever is reached first",
-              f"as the data fill, {config.DEFAULT_STEPS} at most; off when --num-epochs is given alone"),
+        _flag("--max-steps", "trainer.max_steps", help="optimizer steps; with --num-epochs, whichever is reached first",
+              default=f"as the data fill, {config.DEFAULT_STEPS} at most; off when --num-epochs is given alone"),
         _flag("--num-epochs", "data.num_epochs"),
-        _flag("--max-time", "trainer.max_time", str, "longest training time, DD:HH:MM:SS"),
+        _flag("--max-time", "trainer.max_time"),
     ),
     "batch, learning rate and adapter": (
         _flag("--batch-size", "data.batch_size", default=f"{config.DataConfig.batch_size}, {FEWER}"),
         _flag("--eval-batch-size", "data.eval_batch_size", default="--batch-size"),
-        _flag("--gradient-accumulation-steps", "trainer.accumulate_grad_batches", int, "micro-batches in a step",
-              f"{config.TRAINER_DEFAULTS['accumulate_grad_batches']}, {FEWER}"),
+        _flag("--gradient-accumulation-steps", "trainer.accumulate_grad_batches",
+              default=f"{config.TrainerConfig.accumulate_grad_batches}, {FEWER}"),
         _flag("--block-size", "data.block_size", help="tokens in a block; also --max-length",
               default=f"{config.DataConfig.block_size}, {FEWER}"),
         _flag("--loss-on", "data.loss_on"),
@@ -201,11 +203,10 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--tf32", "run.tf32"),
         _flag("--num-workers", "data.num_workers"),
         _flag("--prefetch-factor", "data.prefetch_factor"),
-        _flag("--deterministic", "trainer.deterministic", bool, "deterministic kernels, slower on a GPU"),
+        _flag("--deterministic", "trainer.deterministic", bool),
     ),
     "devices": (
-        _flag("--accelerator", "trainer.accelerator", str, "device; without a GPU, cpu must be asked for",
-              choices=("auto", "cpu", "cuda")),
+        _flag("--accelerator", "trainer.accelerator", choices=("auto", "cpu", "cuda")),
         _flag("--multi-gpu", "run.multi_gpu"),
         _flag("--gpus", "run.gpus", default="one, or all with --multi-gpu"),
         _flag("--auto-batch-size", "run.auto_batch_size"),
@@ -236,10 +237,9 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
               "--output-dir; auto: the same, or from the beginning where there is none. Settings not given are those "
               "of the run that is continued, and without --output-dir it continues in its own folder"),
         _flag("--eval-steps", "run.eval_steps", default="a fifth to a tenth of the run, 200 at most"),
-        _flag("--eval-iters", "trainer.limit_val_batches", int, "batches in a validation; with a smaller "
-              "--eval-batch-size it covers less text"),
+        _flag("--eval-iters", "trainer.limit_val_batches"),
         _flag("--samples", "run.samples"),
-        _flag("--logging-steps", "trainer.log_every_n_steps", int, "optimizer steps between log lines"),
+        _flag("--logging-steps", "trainer.log_every_n_steps"),
         _flag("--logger", "run.logger", choices=config.LOGGERS),
         _flag("--early-stopping", "run.early_stopping"),
         _flag("--stop-at-equilibrium", "run.stop_at_equilibrium"),

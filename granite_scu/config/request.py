@@ -15,7 +15,6 @@ from granite_scu.config import flags
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import (
     SEED,
-    TRAINER_DEFAULTS,
     BaseConfig,
     ControlConfig,
     DataConfig,
@@ -33,7 +32,7 @@ class Request:
     """Everything that describes a run.
 
     Attributes:
-        trainer: arguments of Lightning's Trainer as the user gave them.
+        trainer: a ``TrainerConfig`` by name.
         seed: of everything random.
         yaml: the resolved configuration as YAML, which feeds straight back into the CLI.
         hardware: the preset whose values are in it; null where none was asked for.
@@ -108,7 +107,7 @@ class Request:
         Raises:
             UserError: a value that jsonargparse lets through and its setting cannot have.
         """
-        check_values(parsed, flags.GROUPS)
+        check_values(parsed, flags.SETTINGS)
         if parsed["lora"]["adapter"] is None:  # what nulls stand for; an adapter has its own
             lora = LoraConfig(**parsed["lora"].as_dict()).resolved()
             parsed["lora"]["rank"], parsed["lora"]["alpha"] = lora.rank, lora.alpha
@@ -116,7 +115,7 @@ class Request:
         check_budget(built["drift"], built["control"], built["run"])
         return cls(
             **{group: built[group] for group in flags.GROUPS},
-            trainer=_with_whole_counts(built["trainer"].as_dict()),
+            trainer=dict(vars(built["trainer"])),
             seed=parsed["seed_everything"],
             yaml=parser.dump(parsed, skip_none=False),
             hardware=hardware,
@@ -126,21 +125,15 @@ class Request:
 
 @cache
 def _settings_parser() -> jsonargparse.ArgumentParser:
-    import lightning as L  # late: it takes seconds, and flags are refused without it
-
-    parser = jsonargparse.ArgumentParser(exit_on_error=False, dump_header=[f"lightning.pytorch=={L.__version__}"])
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("--seed_everything", type=int, default=SEED)
     add_settings(parser)
     return parser
 
 
 def add_settings(parser: jsonargparse.ArgumentParser) -> None:
-    """Add the arguments of Lightning's Trainer and the dataclasses of ``settings``."""
-    import lightning as L  # late, as above
-
-    parser.add_class_arguments(L.Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)
-    parser.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
-    for group, kind in flags.GROUPS.items():
+    """Add the dataclasses of ``settings``."""
+    for group, kind in flags.SETTINGS.items():
         parser.add_class_arguments(kind, group)
 
 
@@ -150,25 +143,13 @@ def check_values(given: jsonargparse.Namespace, groups: Mapping[str, Any]) -> No
     Raises:
         UserError: either of them.
     """
-    kinds: dict[str, Any] = {"trainer": object, **groups}
-    for group, kind in kinds.items():
+    for group, kind in groups.items():
         if not isinstance(given[group], Mapping | jsonargparse.Namespace):
             raise UserError(f"{group}: must be a mapping of settings, and is {reprlib.repr(given[group])}")
         for name, hint in get_type_hints(kind).items():
             if given[group][name] is None and NoneType not in get_args(hint):
                 default = kind.__dataclass_fields__[name].default
                 raise UserError(f"{group}.{name} null: must have a value; leave it out for the default, {default}")
-
-
-def _with_whole_counts(trainer: dict[str, Any]) -> dict[str, Any]:
-    """Trainer settings with 10 for 10.0, which Lightning would take for a fraction.
-
-    Which of the two jsonargparse makes of "10" depends on the order of imports: typing caches ``int | float`` and
-    ``float | int`` as one. Only the limit on validation is never a fraction, so that 1.0 means 1 there alone.
-    """
-
-    whole = [name for name, value in trainer.items() if isinstance(value, float) and value.is_integer()]
-    return trainer | {name: int(trainer[name]) for name in whole if trainer[name] > 1 or name == "limit_val_batches"}
 
 
 def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 They are filled from YAML and flags (see ``cli`` and ``flags``) and import nothing heavy, so that a wrong
 request is refused at once. A field's docstring line gives its meaning and unit; values that follow
 from others (steps an epoch, N, the precision ``auto`` stands for) are computed where they are used.
-Settings that Lightning's Trainer has itself stay there; ``TRAINER_DEFAULTS`` lists ours.
 """
 
 import codecs
@@ -11,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
+from datetime import timedelta
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -49,15 +49,6 @@ LOGGERS = ("wandb", "mlflow", "trackio")
 
 IGNORED = -100
 """Label of a token that is not learned and not measured: what PyTorch's cross-entropy leaves out."""
-
-TRAINER_DEFAULTS = {
-    "accumulate_grad_batches": 4,
-    "limit_val_batches": 50,
-    "log_every_n_steps": 10,
-    "accelerator": "auto",
-    "devices": 1,
-}
-
 
 SET_BY_THE_RUN = {
     "devices": "--multi-gpu",
@@ -430,6 +421,54 @@ class DataConfig:
         return ", ".join(self.sources) or DEFAULT_DATASET.rpartition(":")[2]
 
 
+@dataclass(frozen=True)
+class TrainerConfig:
+    """What a run may set of Lightning's Trainer, under its names; the rest follows from other settings.
+
+    Attributes:
+        accelerator: device; without a GPU, cpu must be asked for.
+        precision: of the products, under Lightning's names; null takes the best of the device.
+        deterministic: deterministic kernels, slower on a GPU.
+        benchmark: cuDNN searches for the fastest convolution; null does on a GPU, unless kernels are deterministic.
+        max_steps: optimizer steps; with --num-epochs, whichever is reached first; -1 does not limit them.
+        max_time: longest training time, DD:HH:MM:SS.
+        accumulate_grad_batches: micro-batches in a step.
+        limit_val_batches: batches in a validation; with a smaller --eval-batch-size it covers less text.
+        log_every_n_steps: optimizer steps between log lines.
+        logger: loggers of Lightning's beside ours, each by class_path and init_args.
+        callbacks: callbacks of Lightning's beside ours, the same way.
+        plugins: plugins of Lightning's, the same way.
+        profiler: Lightning's profiler: simple or advanced.
+        detect_anomaly: have PyTorch look for the operation that made a gradient not finite; slow.
+    """
+
+    accelerator: str = "auto"
+    precision: Literal["bf16-mixed", "16-mixed", "32-true"] | None = None
+    deterministic: bool | Literal["warn"] | None = None
+    benchmark: bool | None = None
+    max_steps: int = -1
+    max_time: str | dict[str, int] | None = None
+    accumulate_grad_batches: int = 4
+    limit_val_batches: int = 50
+    log_every_n_steps: int = 10
+    logger: list[Any] | dict[str, Any] | str | bool | None = None
+    callbacks: list[Any] | dict[str, Any] | None = None
+    plugins: list[Any] | dict[str, Any] | str | None = None
+    profiler: Literal["simple", "advanced"] | None = None
+    detect_anomaly: bool = False
+
+    def __post_init__(self) -> None:
+        counts = {
+            "--gradient-accumulation-steps": self.accumulate_grad_batches,
+            "--eval-iters": self.limit_val_batches,
+            "--logging-steps": self.log_every_n_steps,
+            "--max-steps": None if self.max_steps == -1 else self.max_steps,
+        }
+        _require(_at_least(1), counts)
+        is_time = _is_time(self.max_time)
+        _check(is_time, "--max-time", self.max_time, "must have the form DD:HH:MM:SS, as 00:01:30:00")
+
+
 def check_refused(name: str, law: object, asked: Collection[str]) -> None:
     """Refuse flags that a law does not go together with, as it says itself.
 
@@ -731,6 +770,15 @@ def _read_shares(group: object, otherwise: str = "", **flags: str) -> None:
             object.__setattr__(group, name, None if value is None else share(value))
         except ValueError:
             _check(False, flag, value, ", ".join(filter(None, ("is no share, such as 10% or 0.1", otherwise))))
+
+
+def _is_time(given: str | dict[str, int] | None) -> bool:
+    if isinstance(given, str):
+        return re.fullmatch(r"\d+:\d\d:\d\d:\d\d", given) is not None
+    try:
+        return given is None or timedelta(**given) > timedelta(0)
+    except (TypeError, OverflowError):
+        return False
 
 
 def _is_encoding(name: str) -> bool:

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from granite_scu.config.settings import SHORT_PRECISIONS, TRAINER_DEFAULTS, BaseConfig, DataConfig, LoraConfig
+from granite_scu.config.settings import SHORT_PRECISIONS, BaseConfig, DataConfig, LoraConfig, TrainerConfig
 from granite_scu.hardware import presets
 from granite_scu.hardware.detection import GIB, MARGIN, detect
 from granite_scu.hardware.nvml import driver, why_no_cuda
@@ -68,11 +68,12 @@ def get_recommended_config(gpu_memory_gb: float | None = None, predict: Predicto
     chosen = presets.settings(name)
     base, data = BaseConfig(**chosen.get("base", {})), DataConfig(**chosen["data"])
     lora = LoraConfig(**chosen.get("lora", {}))
-    trainer = TRAINER_DEFAULTS | chosen["trainer"]
+    trainer = chosen["trainer"]
+    accumulated = trainer.get("accumulate_grad_batches", TrainerConfig.accumulate_grad_batches)
     precision = trainer.get("precision", "auto" if gpu_memory_gb else resolve_precision(None, device))
     kind = "cpu" if name == "cpu" else "cuda"
     room = (1 - MARGIN) * GIB * (gpu_memory_gb if gpu_memory_gb and kind == "cuda" else device.memory_gb)
-    blocks = trainer["accumulate_grad_batches"] * data.batch_size
+    blocks = accumulated * data.batch_size
     taken = predict(base, lora, data.batch_size, data.block_size, precision, kind) if predict else 0
     if taken > room and base.gradient_checkpointing is None:
         base = replace(base, gradient_checkpointing=True)

@@ -79,7 +79,7 @@ from granite_scu.training.resume import (
     warn_of_newer,
 )
 from granite_scu.training.slopes import SlopeSensor
-from granite_scu.training.trainer import TimeLimit, build_trainer, check_trainer, conclude, fit, kill_children, part
+from granite_scu.training.trainer import TimeLimit, build_trainer, conclude, fit, given_objects, kill_children, part
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def prepare(
         UserError: the request cannot be met on this machine, or its data is wrong.
     """
     # What no machine and no text can change.
-    check_trainer(request.trainer)
+    given_objects(request.trainer)
     check_loggers(request.run.loggers, request.run.logger_offline)
     law = controller or build_controller(request.control)
     if request.run.stop_at_equilibrium:

@@ -1,11 +1,11 @@
 """Lightning's Trainer as a run wants it: what the user may set, and what follows from other settings."""
 
-import inspect
 import subprocess
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import jsonargparse
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Timer
@@ -13,7 +13,6 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from granite_scu.config.errors import RunFailed, Stopped, UserError
-from granite_scu.config.settings import MOST, SET_BY_THE_RUN, TRAINER_DEFAULTS
 from granite_scu.data.workers import errors_in_one_line
 from granite_scu.hardware.machine import Machine
 from granite_scu.model.sharding import ShardedBase
@@ -22,26 +21,21 @@ LOST_AFTER = timedelta(minutes=10)
 """What a process waits for the others before it takes them for lost. None does anything alone for that long."""
 
 
-def check_trainer(settings: dict[str, Any]) -> None:
-    """Refuse settings of Lightning's Trainer that it would refuse late, or that the run would pass over."""
-    usual = {name: parameter.default for name, parameter in inspect.signature(L.Trainer).parameters.items()}
-    for name, instead in SET_BY_THE_RUN.items():
-        if settings[name] != (usual | TRAINER_DEFAULTS)[name]:
-            raise UserError(f"--trainer.{name} {settings[name]}: follows from other settings; use {instead}")
-    counts = {
-        "accumulate_grad_batches": "--gradient-accumulation-steps",
-        "limit_val_batches": "--eval-iters",
-        "log_every_n_steps": "--logging-steps",
-    }
-    for name, flag in counts.items():
-        if not (type(settings[name]) is int and 1 <= settings[name] <= MOST):
-            raise UserError(f"{flag} {settings[name]}: must be a whole number, at least 1 and at most {MOST:,}")
-    if not 1 <= settings["max_steps"] <= MOST and settings["max_steps"] != -1:
-        raise UserError(f"--max-steps {settings['max_steps']}: must be at least 1, and at most {MOST:,}")
+def given_objects(settings: dict[str, Any]) -> dict[str, list]:
+    """The loggers, callbacks and plugins that the user gives, made where they are described by ``class_path``.
+
+    Raises:
+        UserError: a description that Lightning's Trainer does not take.
+    """
+    given = {name: settings[name] for name in ("logger", "callbacks", "plugins") if settings.get(name)}
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
     try:
-        Timer(settings["max_time"])
-    except MisconfigurationException as error:
-        raise UserError(f"--max-time {settings['max_time']}: must have the form DD:HH:MM:SS, as 00:01:30:00") from error
+        if given:
+            parser.add_class_arguments(L.Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)
+            given = parser.instantiate_classes(parser.parse_object({"trainer": given}))["trainer"].as_dict()
+    except jsonargparse.ArgumentError as error:
+        raise UserError(f"--trainer: {' '.join(str(error).split())[:400]}") from error
+    return {name: _as_list(given.get(name)) for name in ("logger", "callbacks", "plugins")}
 
 
 class TimeLimit(Timer):
@@ -78,8 +72,7 @@ def build_trainer(
     """The Trainer.
 
     Args:
-        settings: the user's arguments, checked by ``check_trainer``; of these ``max_time`` is a ``TimeLimit`` among
-            the callbacks.
+        settings: a ``TrainerConfig`` by name; of these ``max_time`` is a ``TimeLimit`` among the callbacks.
         machine: devices, processes and precision.
         steps: optimizer steps of the run.
         eval_steps: optimizer steps between validations; None never validates.
@@ -90,6 +83,7 @@ def build_trainer(
     Raises:
         UserError: Lightning refuses the combination.
     """
+    given = given_objects(settings)
     settings = settings | {"max_time": None, "benchmark": _cudnn_benchmark(settings, machine.accelerator)}
     # broadcast_buffers: the module's sums differ between ranks until they are reduced, and must not be overwritten.
     kind = ShardedBase if machine.sharded else DDPStrategy
@@ -110,9 +104,9 @@ def build_trainer(
         "enable_checkpointing": False,  # Lightning's own; callbacks.checkpoints does it
         "use_distributed_sampler": False,  # data.sampling shards
         "gradient_clip_val": None,  # the module clips, after the penalty
-        "callbacks": [*callbacks, *_as_list(settings.get("callbacks"))],
-        "logger": [*loggers, *_as_list(settings.get("logger"))],
-        "plugins": [plugin, *_as_list(settings.get("plugins"))],
+        "callbacks": [*callbacks, *given["callbacks"]],
+        "logger": [*loggers, *given["logger"]],
+        "plugins": [plugin, *given["plugins"]],
     }
     if eval_steps is None:
         settings["limit_val_batches"] = 0

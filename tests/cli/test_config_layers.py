@@ -335,6 +335,7 @@ def test_a_run_of_an_earlier_version_is_continued(tmp_path):
     """Its file has settings that are no more; where it gave one a value, the run cannot be the same without."""
     written = yaml.safe_load(script("--test-run").yaml)
     written["control"] |= {"target_kl": None, "cpr_bound": None, "cpr_warmup": None, "kp": 3.0}
+    written["trainer"] |= {"strategy": "auto", "overfit_batches": 0.0, "min_steps": None, "limit_val_batches": 10.0}
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(written))
     assert script("--output-dir", str(tmp_path), *CONTINUES).control.kp == 3.0

@@ -130,12 +130,6 @@ def test_the_printed_configuration_feeds_back_and_the_scripts_is_the_modules(tmp
     assert yaml.safe_load(capsys.readouterr().out) == yaml.safe_load(printed.out)
 
 
-def test_counts_stay_whole_whatever_was_imported_first():
-    trainer = module_request("--trainer.limit_val_batches=10.0", "--trainer.limit_train_batches=7.0").trainer
-    assert [type(trainer[name]) for name in ("limit_val_batches", "limit_train_batches")] == [int, int]
-    assert type(module_request("--trainer.limit_val_batches=1.0").trainer["limit_val_batches"]) is int
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -419,10 +419,10 @@ def test_what_the_older_launcher_adds_is_passed_over():
 
 
 def test_dotted_flags_pass_through():
-    request = resolved("--lora.targets", "[in_proj, out_proj]", "--trainer.limit_train_batches=7", "--lora-r", "2")
+    request = resolved("--lora.targets", "[in_proj, out_proj]", "--trainer.log_every_n_steps=7", "--lora-r", "2")
     assert request.lora.targets == ["in_proj", "out_proj"]
     assert request.lora.rank == 2
-    assert request.trainer["limit_train_batches"] == 7
+    assert request.trainer["log_every_n_steps"] == 7
 
 
 @pytest.mark.parametrize(
@@ -436,7 +436,7 @@ def test_dotted_flags_pass_through():
         (["hardware=gpu_4090"], "belongs to no flag; did you mean --hardware gpu_4090? see --help"),
         (["training.batch_size=20"], "did you mean --batch-size 20?"),
         (["batchsize=20"], "did you mean --batch-size?"),
-        (["--trainer.limit_train_batches", "3", "stray"], "'stray' belongs to no flag"),
+        (["--trainer.log_every_n_steps", "3", "stray"], "'stray' belongs to no flag"),
         (["--max-steps"], "--max-steps: expected one argument"),
         (["--max-steps", "many"], "--max-steps many: must be a whole number"),
         (["--actuator", "adam"], "--actuator adam: must be one of loss, decoupled"),

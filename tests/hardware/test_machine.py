@@ -8,11 +8,11 @@ from devices import A100, CPU, P100, T4
 
 from granite_scu import hardware
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import TRAINER_DEFAULTS, BaseConfig, RunConfig
+from granite_scu.config.settings import BaseConfig, RunConfig, TrainerConfig
 from granite_scu.hardware import machine
 from granite_scu.hardware.tuning import taking_tf32
 
-TRAINER = {**TRAINER_DEFAULTS, "precision": None}
+TRAINER = dict(vars(TrainerConfig()))
 SHARED = RunConfig(multi_gpu=True, fsdp=True)
 
 
