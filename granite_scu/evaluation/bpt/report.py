@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from granite_scu.config.errors import UserError
 from granite_scu.config.outside import printable
 from granite_scu.config.settings import SHORT_PRECISIONS
-from granite_scu.control.units import counted
+from granite_scu.control.units import counted, per_cent
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import require_writable
 from granite_scu.viz.what_now import drifted
@@ -34,7 +34,7 @@ def show(found: dict[str, Any], console: Console) -> None:
     headings += [f"over {first}, 95 % interval"] if several else []
     headings += [f"forgetting: {forgetting['data']}"] if forgetting else []
     answers, elsewhere = found.get("answers"), found.get("elsewhere")
-    headings += ["as expected"] if answers else []
+    headings += ["as expected, 95 % interval"] if answers else []
     headings += ["general answers"] if elsewhere else []
     columns = [Column(heading, justify="right") for heading in headings]
     table = Table("model", *columns, title=found["data"], title_justify="left", title_style="")
@@ -47,7 +47,7 @@ def show(found: dict[str, Any], console: Console) -> None:
             change = forgotten["against"]
             cells.append(f"{forgotten['bits_per_token']:.4f}" + (f"  {_interval(change)}" if change else ""))
         if answers:
-            cells.append(f"{answers['models'][model['name']]['right']} of {answers['n']}")
+            cells.append(_answered(answers["models"][model["name"]], answers["n"]))
         if elsewhere:
             cells.append(_general(elsewhere[model["name"]]))
         table.add_row(model["name"], *cells)
@@ -61,6 +61,16 @@ def show(found: dict[str, Any], console: Console) -> None:
     lines += _said(found)
     for line in [*lines, *_circumstances(found, forgetting)]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _answered(found: Mapping[str, Any], n: int) -> str:
+    """How many answers are as expected, with its interval.
+
+    >>> _answered({"right": 24, "interval": [0.627, 0.905]}, 30)
+    '24 of 30 (62.7 % to 90.5 %)'
+    """
+    low, high = map(per_cent, found["interval"])
+    return f"{found['right']} of {n} ({low} to {high})"
 
 
 def _general(changed: dict[str, Any]) -> str:
