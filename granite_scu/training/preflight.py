@@ -161,9 +161,10 @@ def _few_held_out(run: PreparedRun) -> str | None:
     n = run.data.validation.n_documents if run.data.chats else 0
     if not 0 < n < FEW_CHATS:
         return None
+    shows = "which is all that is measured" if n == 1 else f"so each is {per_cent(1 / n)} of what is measured"
     return (
-        f"{counted(n, 'conversation')} to validate on, so each is {per_cent(1 / n)} of what is measured; a larger "
-        "--held-out-share, or --validation-data FILE, tells more"
+        f"{counted(n, 'conversation')} to validate on, {shows}; a larger --held-out-share, or --validation-data FILE, "
+        "tells more"
     )
 
 
