@@ -29,9 +29,9 @@ from granite_scu.data.blocks.sampling import EndlessBatches, indices
 from granite_scu.data.blocks.splitting import Division, by_block, divide, least_blocks
 from granite_scu.data.sources.documents import SPLITS
 from granite_scu.data.sources.read import sources_of
-from granite_scu.data.tokens.cache import Prepared
 from granite_scu.data.tokens.corpus import prepare
 from granite_scu.data.tokens.encoding import require_known
+from granite_scu.data.tokens.stream import Corpus
 from granite_scu.data.workers import SteadyLoader, leave_signals_to_the_run
 
 _log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class TextDataModule(LightningDataModule):
         """Read, tokenise and divide the corpus; as ``prepare``."""
         self.rows, self.model_name, self._tokenizer = rows, model, tokenizer
         self.division = self.divide(tokenizer)
-        require_known(self.division.corpus.stream.tokens, tokenizer, rows, model)
+        require_known(self.division.corpus.tokens, tokenizer, rows, model)
 
     def grow(self, asked_for: bool = False, most: int | None = None) -> None:
         """Make the block as long as the longest conversation, so that none is cut, unless ``on_long`` says otherwise.
@@ -162,7 +162,7 @@ class TextDataModule(LightningDataModule):
         corpus = prepare(self.config, tokenizer, show_progress=first_rank)
         return self._divided(corpus, [source.split for source in sources_of(self.config)])
 
-    def _divided(self, corpus: Prepared, splits: list[str], streamed: bool = False) -> Division:
+    def _divided(self, corpus: Corpus, splits: list[str], streamed: bool = False) -> Division:
         config = self.config
         _check_kinds(config, corpus, splits)
         assert not isinstance(config.held_out_share, str)
@@ -199,10 +199,10 @@ class TextDataModule(LightningDataModule):
         return "split" if self.config.on_long == "auto" else self.config.on_long
 
     def _blocks_of(
-        self, corpus: Prepared, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]
+        self, corpus: Corpus, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]
     ) -> Blocks:
         config, cut = self.config, (self.config.block_size, self._on_long)
-        blocks, counts = blocks_of(corpus.stream, documents, layout, padding, *cut, corpus.name)
+        blocks, counts = blocks_of(corpus, documents, layout, padding, *cut, corpus.names)
         for count, words in left_out(counts, layout, *cut):
             _log.warning("%s: %s: %d", split, words, count)
         if config.on_long == "drop" and counts["long"] and not len(blocks):
@@ -252,14 +252,14 @@ class TextDataModule(LightningDataModule):
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each document that is trained on, or of all where they are divided by block."""
-        parts, stream = self.division.parts, self.division.corpus.stream
+        parts, stream = self.division.parts, self.division.corpus
         bounds = stream.bounds if parts is None else stream.bounds_of(parts["train"])
         return bounds[:, 1] - bounds[:, 0]
 
     @property
     def longest(self) -> int:
         """Tokens of the longest document of all splits."""
-        return int(np.diff(self.division.corpus.stream.bounds).max())
+        return int(np.diff(self.division.corpus.bounds).max())
 
     @property
     def chats(self) -> int:
@@ -270,7 +270,7 @@ class TextDataModule(LightningDataModule):
     def longest_chat(self) -> int:
         """Tokens that a block must have to hold every conversation whole; 0 without any. Known once it is ``read``."""
         corpus = self.division.corpus
-        bounds = corpus.stream.bounds[corpus.is_chat]
+        bounds = corpus.bounds[corpus.is_chat]
         return int((bounds[:, 1] - bounds[:, 0] - 1).max(initial=0))  # the last token is a label alone
 
     @property
@@ -298,11 +298,11 @@ class TextDataModule(LightningDataModule):
             "split_by": division.by,
             "test_is_validation": self.config.doubles,
             "block_size": self.config.block_size,
-            "record_formats": dict(division.corpus.record_formats),
+            "record_formats": dict(division.corpus.record_formats()),
             "conversations": self.chats,
-            "empty_documents": division.corpus.n_empty,
-            "control_tokens_written": division.corpus.n_control,
-            "thoughts_left_out": division.corpus.n_thoughts,
+            "empty_documents": division.corpus.counts["empty"],
+            "control_tokens_written": division.corpus.counts["control"],
+            "thoughts_left_out": division.corpus.counts["thoughts"],
             "copies_left_out": division.n_copies,
             "gap_blocks": 2 if division.by == "block" else 0,
             "long_documents": self._left_out["long"],
@@ -443,7 +443,7 @@ def rounded_block(tokens: int) -> int:
     return -(-tokens // 64) * 64
 
 
-def _check_kinds(config: DataConfig, corpus: Prepared, splits: list[str]) -> None:
+def _check_kinds(config: DataConfig, corpus: Corpus, splits: list[str]) -> None:
     """Refuse files to validate or test on that hold texts where conversations are trained on, or the other way."""
     numbers = np.array([split in ("", "train") for split in splits])
     learned = corpus.is_chat[numbers[corpus.sources]]

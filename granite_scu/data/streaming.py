@@ -32,10 +32,11 @@ from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.data.sources.hub import is_on_hub
 from granite_scu.data.sources.read import sources_of
-from granite_scu.data.tokens.cache import Prepared, in_memory
 from granite_scu.data.tokens.chat import Renderer
-from granite_scu.data.tokens.corpus import check_documents, counted, full_names, say_formats
-from granite_scu.data.tokens.encoding import Piece, encoded, groups_of, joined, parts_of, pieces_of, require_known
+from granite_scu.data.tokens.corpus import check_documents, full_names, say_formats
+from granite_scu.data.tokens.encoding import encoded, parts_of, require_known
+from granite_scu.data.tokens.pieces import Piece, groups_of, pieces_of
+from granite_scu.data.tokens.stream import Corpus, joined
 from granite_scu.data.workers import PATIENCE
 
 BEGINNING = 4_000_000
@@ -189,14 +190,13 @@ class StreamedBlocks(IterableDataset):
         groups = groups_of(self._pieces(number, of), SHARED, whole=True)
         cut = self.config.block_size, self.config.on_long
         for part in parts_of(groups, self.renderer, at_once=1):  # each loader process has a core
-            stream, names = joined([part]), [piece.name for piece in part.documents]
-            require_known(stream.tokens, self.tokenizer, self.rows, self.model)
-            every, padding = np.arange(len(stream.ends)), padding_of(self.tokenizer, self.rows)
-            blocks, kinds = blocks_of(stream, every, self.layout, padding, *cut, names.__getitem__)
+            require_known(part.tokens, self.tokenizer, self.rows, self.model)
+            every, padding = np.arange(part.n_documents), padding_of(self.tokenizer, self.rows)
+            blocks, kinds = blocks_of(part, every, self.layout, padding, *cut, part.names)
             told = (
-                (len(part.empty), "empty documents left out"),
-                (part.n_control, f"control tokens that somebody wrote, read as {self.config.control_tokens}"),
-                (part.n_thoughts, "answers shown by the chat template without what was thought before them"),
+                (part.counts["empty"], "empty documents left out"),
+                (part.counts["control"], f"control tokens that somebody wrote, read as {self.config.control_tokens}"),
+                (part.counts["thoughts"], "answers shown by the chat template without what was thought before them"),
             )
             for n, words in (*told, *left_out(kinds, self.layout, *cut)):
                 before, counts[words] = counts[words], counts[words] + n
@@ -211,9 +211,9 @@ class StreamedBlocks(IterableDataset):
             known = as_document(document)
             if isinstance(known, Document):
                 if next(turn) % of == number and known.bare not in self.held_out:
-                    yield from pieces_of(known, source, self.renderer, self.config.split_seed, SHARED)
+                    yield from pieces_of(known, source, self.renderer.render, self.config.split_seed, SHARED)
                 continue
-            for piece in pieces_of(known, source, self.renderer, self.config.split_seed, SHARED):
+            for piece in pieces_of(known, source, self.renderer.render, self.config.split_seed, SHARED):
                 if next(turn) % of == number:  # what comes before it may be in another share: a text of its own
                     yield piece._replace(is_first=True, is_last=True, is_begun=piece.is_first, is_ended=piece.is_last)
 
@@ -249,11 +249,8 @@ class StreamedDataModule(TextDataModule):
         """
         config = self.config
         full_names(config.sources)
-        counts: Counter[str] = Counter()
-        documents = [counted(split, counts) for split in beginning(config)]
         renderer = Renderer(tokenizer, config.loss_on, config.control_tokens)
-        corpus = in_memory(encoded(documents, renderer, config.split_seed))
-        corpus = replace(corpus, record_formats=counts)
+        corpus = joined(list(encoded(beginning(config), renderer, config.split_seed)))
         check_documents(config, corpus)
         say_formats(corpus, tokenizer)
         splits = list(dict.fromkeys(source.split for source in sources_of(config) if not source.split))
@@ -269,13 +266,11 @@ class StreamedDataModule(TextDataModule):
         return division
 
     def _blocks_of(
-        self, corpus: Prepared, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]
+        self, corpus: Corpus, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]
     ) -> Blocks:
         if not len(documents) and self.holds_out(split):
             raise UserError(f"--stream: --data-dir {self.config.named} begins without text for {split}; give more")
-        names = [corpus.name(number) for number in documents.tolist()]
-        part = replace(corpus, stream=corpus.stream.part(documents), name=names.__getitem__)
-        return super()._blocks_of(part, layout, padding, split, np.arange(len(documents)))
+        return super()._blocks_of(corpus.part(documents), layout, padding, split, np.arange(len(documents)))
 
     @property
     def _on_long(self) -> str:

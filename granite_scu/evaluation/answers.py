@@ -15,7 +15,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 from granite_scu.config.errors import UserError
 from granite_scu.data.blocks.packing import Blocks, padding_of
 from granite_scu.data.tokens.chat import Renderer
-from granite_scu.data.tokens.encoding import Stream
+from granite_scu.data.tokens.stream import Stream
 from granite_scu.evaluation.answer_score import RULE, AnswerScore, is_json, score_answer, totals, wilson
 from granite_scu.model.adapters import Switch
 

@@ -20,7 +20,8 @@ from granite_scu.config.outside import parse_json, read_file
 from granite_scu.config.settings import IGNORED, DataConfig
 from granite_scu.data.sources import read as sources
 from granite_scu.data.tokens import corpus, templates
-from granite_scu.data.tokens.encoding import Stream, backend_of
+from granite_scu.data.tokens.encoding import backend_of
+from granite_scu.data.tokens.stream import Stream
 from granite_scu.evaluation.answers import grouped
 from granite_scu.storage.atomic import replacing
 
@@ -227,7 +228,7 @@ def of_files(
             "out",
             *(" ".join(names), shared, found.n_documents),
         )
-    documents = _sampled(found.stream, tokens, np.random.default_rng(seed))
+    documents = _sampled(found, tokens, np.random.default_rng(seed))
     text = GeneralText(tuple(documents), " ".join(names))
     _log.info("general text: %s, %d pieces with %d tokens", text.source, len(text.documents), text.n_counted)
     return text.check()

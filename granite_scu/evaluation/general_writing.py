@@ -29,7 +29,7 @@ from granite_scu.data.blocks.packing import padding_of
 from granite_scu.data.sources.documents import Conversation
 from granite_scu.data.sources.read import named_by
 from granite_scu.data.tokens import templates
-from granite_scu.data.tokens.chat import Rendered, Renderer
+from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.encoding import backend_of, beginning, token_ids
 from granite_scu.evaluation.answers import Noise, continuations, ends_of
 from granite_scu.evaluation.general_text import AUTO, Document, GeneralText, read
@@ -195,7 +195,7 @@ def _draws(
     if tokenizer.chat_template:
         form = _form(tokenizer)
         stops = sorted({*ends, form.turn_end, form.answer_end})
-        begun = cycle([[*form.opening, *token_ids(Rendered(words, None), tokenizer)] for words in openings])
+        begun = cycle([[*form.opening, *token_ids(words, tokenizer)] for words in openings])
         for number, most in enumerate(cycle(MOST_OF_TEXT)):
             before = [next(begun, form.opening) for _ in range(BATCH)]
             asked = continuations(model, before, MOST_OF_QUESTION, stops, padding, noise=noise)
@@ -266,6 +266,6 @@ def _form(tokenizer: PreTrainedTokenizerBase) -> _Form:
             "--general-data auto: the chat template has no control token that ends what the user says, so the base "
             f"model cannot write a question; {REMEDY}"
         )
-    turn_end, *invitation = token_ids(Rendered(between[between.index(end) :], None), tokenizer)
+    turn_end, *invitation = token_ids(between[between.index(end) :], tokenizer)
     answer_end = tokenizer.convert_tokens_to_ids(after) if after else tokenizer.eos_token_id
-    return _Form(token_ids(Rendered(opening, None), tokenizer), turn_end, invitation, answer_end)
+    return _Form(token_ids(opening, tokenizer), turn_end, invitation, answer_end)

@@ -51,7 +51,7 @@ def tokenized_chat(
     if rendered.n_control:
         counts = rendered.n_control, rendered.first_control, control_tokens
         log.warning("--chat: control tokens in the question: %d, the first is %s; they are read as %s", *counts)
-    return _inputs(token_ids(rendered, tokenizer))
+    return _inputs(token_ids(rendered.text, tokenizer, rendered.written))
 
 
 def _inputs(tokens: list[int]) -> dict[str, torch.Tensor]:

@@ -16,9 +16,9 @@ from granite_scu.data.blocks.splitting import Division, assign
 from granite_scu.data.datamodule import TextDataModule, thinned
 from granite_scu.data.sources.corpora import EMBEDDED
 from granite_scu.data.sources.read import load
-from granite_scu.data.tokens.cache import in_memory
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.encoding import encoded
+from granite_scu.data.tokens.stream import joined
 from granite_scu.model.loading import load_tokenizer
 from research.comparison.protocol import TEST_TOKENS, VALIDATION_TOKENS, Task
 
@@ -51,12 +51,12 @@ def read(name: str, model: str, block_size: int) -> tuple[Division, dict[str, Bl
         UserError: it is not here.
     """
     tokenizer = load_tokenizer(model)
-    corpus = in_memory(encoded([load(place_of(name), "text")], Renderer(tokenizer)))
+    corpus = joined(list(encoded([load(place_of(name), "text")], Renderer(tokenizer))))
     parts, _ = assign(corpus.places, corpus.characters, corpus.bare)
     assert parts is not None, f"{name} cannot be divided by document"
     if len(parts["validation"]) > len(parts["test"]):
         parts |= {"validation": parts["test"], "test": parts["validation"]}
-    streams = {name: corpus.stream.part(part) for name, part in parts.items()}
+    streams = {name: corpus.part(part) for name, part in parts.items()}
     padding = padding_of(tokenizer)
     blocks = {name: in_a_row(stream, stream.bounds, block_size, padding) for name, stream in streams.items()}
     return Division(corpus, "document", parts), blocks
@@ -88,7 +88,7 @@ class ComparedData(TextDataModule):
         """As the base class's."""
         config = self.config
         assert division.parts is not None
-        names = map(division.corpus.name, division.parts["test"].tolist())
+        names = map(division.corpus.names.__getitem__, division.parts["test"].tolist())
         self.test_documents = [name.rpartition("/")[2] if Path(name).is_absolute() else name for name in names]
         if self.task.then:
             _, first = read(self.task.corpus, self.model, config.block_size)

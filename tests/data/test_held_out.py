@@ -35,10 +35,11 @@ def counts(data: TextDataModule) -> tuple[int, ...]:
 )
 def test_the_usual_share_of_conversations(n, held_out):
     from granite_scu.data.blocks.splitting import usual_share
-    from granite_scu.data.tokens.cache import Prepared
+    from granite_scu.data.tokens.stream import OF_DOCUMENTS, OF_TOKENS, Corpus
 
     every = np.arange(n, dtype=np.uint64)
-    corpus = Prepared(None, every, every, every, every, every, np.ones(n, bool), str, 0, "")
+    facts = dict.fromkeys([*OF_TOKENS, *OF_DOCUMENTS], every) | {"is_chat": np.ones(n, bool)}
+    corpus = Corpus(**facts, names=[""] * n)
     assert int(n * usual_share(corpus, np.arange(n)) + 1e-9) == held_out
 
 

@@ -123,7 +123,7 @@ def documents():
     import numpy as np
 
     from granite_scu.data.blocks.packing import in_a_row
-    from granite_scu.data.tokens.encoding import Stream
+    from granite_scu.data.tokens.stream import Stream
 
     lengths = [3, 20, 1, 5, 2, 30]
     tokens = np.random.default_rng(0).integers(0, 60, sum(lengths)).astype(np.int32)

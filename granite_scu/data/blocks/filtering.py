@@ -1,15 +1,14 @@
 """Which documents go into the blocks, and how often: those that are too long, those that nothing is learned from."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from granite_scu.config.errors import UserError
 from granite_scu.data.blocks.packing import Blocks, Layout, best_fit
-from granite_scu.data.tokens.encoding import Stream
-from granite_scu.data.tokens.stored import StoredArray
+from granite_scu.data.tokens.stream import StoredArray, Stream
 
 BECOMES = {"split": "cut into pieces", "truncate": "truncated", "drop": "left out"}
 """What becomes of documents that are longer than a block, in words."""
@@ -28,7 +27,7 @@ def blocks_of(
     padding: int,
     block_size: int,
     on_long: str,
-    name_of: Callable[[int], str],
+    names: Sequence[str],
 ) -> tuple[Blocks, Counter[str]]:
     """The blocks of some documents, and counts of those that could not be taken as they are.
 
@@ -39,7 +38,7 @@ def blocks_of(
         padding: token id that fills up blocks.
         block_size: predictions that a block has room for.
         on_long: what becomes of longer documents, as ``filter_documents``.
-        name_of: where a document came from.
+        names: where each of all documents came from.
 
     Returns:
         The blocks, and the counts of ``filter_documents`` with ``unused``: tokens in pieces of long documents in which
@@ -48,7 +47,7 @@ def blocks_of(
     Raises:
         UserError: as ``filter_documents``.
     """
-    bounds, counts = filter_documents(stream, documents, block_size, on_long, name_of)
+    bounds, counts = filter_documents(stream, documents, block_size, on_long, names)
     blocks = layout(stream, bounds, block_size, padding)
     if layout is best_fit:
         counts["unused"] = int((bounds[:, 1] - bounds[:, 0] - 1).sum()) - blocks.n_inputs
@@ -72,7 +71,7 @@ def left_out(counts: Counter[str], layout: Layout, block_size: int, on_long: str
 
 
 def filter_documents(
-    stream: Stream, documents: NDArray[np.int64], block_size: int, on_long: str, name_of: Callable[[int], str]
+    stream: Stream, documents: NDArray[np.int64], block_size: int, on_long: str, names: Sequence[str]
 ) -> tuple[NDArray[np.int64], Counter[str]]:
     """Leave out what cannot be learned from, and treat what is longer than a block as was asked for.
 
@@ -82,7 +81,7 @@ def filter_documents(
         block_size: predictions that a block has room for.
         on_long: "split" leaves it to the layout, "truncate" keeps the first ``block_size`` predictions, "drop" leaves
             the document out, "error" refuses it.
-        name_of: where a document came from.
+        names: where each of all documents came from.
 
     Returns:
         (documents, 2) where in the stream each that is left begins, and ends after its last token; and the counts
@@ -108,7 +107,7 @@ def filter_documents(
         first = int(np.flatnonzero(is_long)[0])
         length = int(excess[first]) + block_size + 1
         raise UserError(
-            f"--on-long error: {name_of(int(documents[first]))} has {length} tokens, and --block-size {block_size} has "
+            f"--on-long error: {names[int(documents[first])]} has {length} tokens, and --block-size {block_size} has "
             f"room for {block_size + 1} ({n_long} documents are too long); raise --block-size, or choose "
             "split, truncate or drop"
         )

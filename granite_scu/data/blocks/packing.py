@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import IGNORED
-from granite_scu.data.tokens.encoding import Stream
-from granite_scu.data.tokens.stored import PIECE, StoredArray, in_pieces
+from granite_scu.data.tokens.stream import PIECE, StoredArray, Stream, in_pieces
 
 GROUP = 8192
 """Blocks that are counted at a time."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from granite_scu.config.errors import UserError
 from granite_scu.control.units import counted, per_cent
 from granite_scu.data.sources.documents import SPLITS
-from granite_scu.data.tokens.cache import Prepared
+from granite_scu.data.tokens.stream import Corpus
 
 HELD_OUT = SPLITS[1:]
 TENTHS = dict.fromkeys(HELD_OUT, 0.1)
@@ -38,7 +38,7 @@ class Division:
         streamed: whether training reads more documents, of which there is no record.
     """
 
-    corpus: Prepared
+    corpus: Corpus
     by: str
     parts: dict[str, NDArray[np.int64]] | None
     streamed: bool = False
@@ -52,7 +52,7 @@ class Division:
 
     @property
     def trained_on(self) -> NDArray[np.uint64]:
-        """By which the texts that are trained on, as far as they are known, are known again: ``Prepared.bare``."""
+        """By which the texts that are trained on, as far as they are known, are known again: ``Corpus.bare``."""
         return self.corpus.bare if self.parts is None else self.corpus.bare[self.parts["train"]]
 
     def record(self) -> Iterator[str]:
@@ -81,7 +81,7 @@ class Division:
 
 
 def divide(
-    corpus: Prepared,
+    corpus: Corpus,
     splits: Sequence[str],
     named: str,
     share: float | None = None,
@@ -146,12 +146,12 @@ def _to_use(splits: Sequence[str]) -> str:
     return " and ".join({"validation": "to validate on", "test": "to test on"}[split] for split in splits)
 
 
-def _of_sources(corpus: Prepared, splits: Sequence[str], split: str) -> NDArray[np.int64]:
+def _of_sources(corpus: Corpus, splits: Sequence[str], split: str) -> NDArray[np.int64]:
     """The documents of the sources that are of a split."""
     return np.flatnonzero(np.isin(corpus.sources, [number for number, name in enumerate(splits) if name == split]))
 
 
-def usual_share(corpus: Prepared, documents: NDArray[np.int64]) -> float:
+def usual_share(corpus: Corpus, documents: NDArray[np.int64]) -> float:
     """The share of documents that is held out for validation, and again for test, where nobody says how much.
 
     A tenth of text, which says most things more than once. Of conversations a twentieth, for what is held out is often

@@ -10,48 +10,31 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import reduce
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from filelock import FileLock, Timeout
-from numpy.typing import NDArray
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.outside import parse_json
-from granite_scu.data.tokens.encoding import Part, Piece, Stream, joined
-from granite_scu.data.tokens.stored import StoredArray, in_pieces
+from granite_scu.data.tokens.stream import ARRAYS, OF_DOCUMENTS, Corpus, StoredArray, in_pieces
 from granite_scu.storage.atomic import ensure_folder, replacing, take_place
 
 _log = logging.getLogger(__name__)
 
-VERSION = 11
+VERSION = 12
 """Of the layout, of what is made of a text, and of where long ones are cut (an interrupted preparation counts the
 pieces): part of the key."""
 
-OF_TOKENS: dict[str, Any] = {"tokens": np.int32, "widths": np.uint16, "targets": np.bool_}
-OF_DOCUMENTS: dict[str, Any] = {
-    "ends": np.int64,
-    "digests": np.uint64,
-    "bare": np.uint64,
-    "places": np.uint64,
-    "characters": np.uint64,
-    "sources": np.uint16,
-    "is_chat": np.bool_,
-}
-ARRAYS = OF_TOKENS | OF_DOCUMENTS
-"""The files of a prepared text, with an entry for each token or for each document."""
-
-NOTHING: dict[str, Any] = {
-    "pieces": 0, "sizes": {}, "checksums": {}, "n_empty": 0, "first_empty": "",
-    "n_control": 0, "first_control": "", "n_thoughts": 0, "n_system": 0,
-}  # fmt: skip
-"""What is noted of a preparation, before it has begun."""
-KINDS = {name: type(value) for name, value in NOTHING.items()}
+NOTES = {"sizes": dict, "checksums": dict, "counts": dict, "firsts": dict, "formats": list}
+"""What is noted of a preparation, and by which kind of value: how far its files go, with a checksum of each, and as of
+``Corpus``."""
 
 NAMES, META = "names", "meta.json"
 FILES = (*ARRAYS, NAMES)
@@ -59,90 +42,14 @@ SAVED_EVERY = 32
 """Parts of half a megabyte of text between two notes of how far a preparation has come."""
 
 
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A tokenised text.
-
-    Attributes:
-        stream: the tokens, read where they are asked for.
-        digests: (documents,) by which their texts are known again.
-        bare: (documents,) as ``digests``, of the texts without white space at their ends.
-        places: (documents,) of the texts in the seeded order of splits.
-        characters: (documents,) of their texts.
-        sources: (documents,) number of what each came from.
-        is_chat: (documents,) whether they came as messages.
-        name: where a document came from, by its number.
-        n_empty: documents left out because nothing stands in them.
-        first_empty: name of the first of them.
-        n_control: control tokens that somebody wrote.
-        first_control: the first of them and where it stands.
-        n_thoughts: answers of which the chat template leaves out what was thought.
-        n_system: conversations with a system turn of their own.
-        record_formats: documents that are not empty by the format of the records they were; not kept with the tokens.
-    """
-
-    stream: Stream
-    digests: NDArray[np.uint64]
-    bare: NDArray[np.uint64]
-    places: NDArray[np.uint64]
-    characters: NDArray[np.uint64]
-    sources: NDArray[np.uint16]
-    is_chat: NDArray[np.bool_]
-    name: Callable[[int], str]
-    n_empty: int
-    first_empty: str
-    n_control: int = 0
-    first_control: str = ""
-    n_thoughts: int = 0
-    n_system: int = 0
-    record_formats: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def n_documents(self) -> int:
-        return len(self.digests)
-
-    @property
-    def n_conversations(self) -> int:
-        """Documents that came as messages."""
-        return int(np.count_nonzero(self.is_chat))
+def key_of(facts: dict[str, Any], version: int | None = None) -> str:
+    """The name of what these facts determine, in this version of the layout or in another."""
+    return hashlib.sha256(
+        json.dumps([VERSION if version is None else version, facts], sort_keys=True).encode()
+    ).hexdigest()[:32]
 
 
-def in_memory(parts: Iterable[Part]) -> Prepared:
-    """A text of which nothing is kept."""
-    parts = list(parts)
-    documents = [piece for part in parts for piece in part.documents]
-    return Prepared(
-        joined(parts),
-        **{name: np.array(facts, ARRAYS[name]) for name, facts in _facts(documents).items()},
-        name=[piece.name for piece in documents].__getitem__,
-        n_empty=sum(len(part.empty) for part in parts),
-        first_empty=next((name for part in parts for name in part.empty), ""),
-        n_control=sum(part.n_control for part in parts),
-        first_control=next((part.first_control for part in parts if part.n_control), ""),
-        n_thoughts=sum(part.n_thoughts for part in parts),
-        n_system=sum(part.n_system for part in parts),
-    )
-
-
-def _facts(documents: list[Piece]) -> dict[str, list[int]]:
-    """What is kept of each document, of which these are the last pieces."""
-    prints = [piece.fingerprint for piece in documents]
-    return {
-        "digests": [fingerprint.digest for fingerprint in prints],
-        "bare": [fingerprint.bare for fingerprint in prints],
-        "places": [fingerprint.place for fingerprint in prints],
-        "characters": [fingerprint.characters for fingerprint in prints],
-        "sources": [piece.source for piece in documents],
-        "is_chat": [piece.is_conversation for piece in documents],
-    }
-
-
-def key_of(facts: dict[str, Any]) -> str:
-    """The name of what these facts determine."""
-    return hashlib.sha256(json.dumps([VERSION, facts], sort_keys=True).encode()).hexdigest()[:32]
-
-
-def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]], n_vocabulary: int) -> Prepared:
+def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Corpus]], n_vocabulary: int) -> Corpus:
     """The tokens of this name: found, or made and kept.
 
     Args:
@@ -156,9 +63,8 @@ def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]], n_vo
     """
     found = folder / key
     with _naming(folder, "what is kept there cannot be read", "have its permissions changed"):
-        if _is_sound(
-            found, n_vocabulary
-        ):  # moved there as a whole, perhaps by someone else: it may be that we can only read
+        # Moved there as a whole, perhaps by someone else: it may be that we can only read.
+        if _is_sound(found, n_vocabulary):
             return _open(found)
     with _naming(folder, "cannot be written", "make room"):
         ensure_folder(folder)
@@ -192,34 +98,35 @@ def _naming(folder: Path, problem: str, remedy: str) -> Iterator[None]:
         raise UserError(f"--cache-dir {folder}: {problem} ({error}); {remedy} or name another folder") from error
 
 
-def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
+def _write(partial: Path, make: Callable[[int], Iterator[Corpus]]) -> None:
     partial.mkdir(exist_ok=True)
-    progress = _noted(partial)
-    if progress is None:
-        if (partial / META).exists():
-            _log.warning("what an interrupted preparation left in %s is damaged; it starts again", partial)
-        progress = {**NOTHING, "sizes": {}, "checksums": {}}
+    noted = _noted(partial)
+    if noted is None and (partial / META).exists():
+        _log.warning("what an interrupted preparation left in %s is damaged; it starts again", partial)
+    noted = noted or {name: kind() for name, kind in NOTES.items()}
+    counts, firsts, formats = _counts(noted)
     with ExitStack() as opened:
         files: dict[str, BinaryIO] = {name: opened.enter_context((partial / name).open("ab")) for name in FILES}
         for name, file in files.items():
-            file.truncate(progress["sizes"].get(name, 0))
+            file.truncate(noted["sizes"].get(name, 0))
             file.seek(0, os.SEEK_END)
-        length = progress["sizes"].get("tokens", 0) // np.dtype(ARRAYS["tokens"]).itemsize
-        for number, part in enumerate(make(progress["pieces"]), start=1):
-            _append(files, progress["checksums"], part, length)
-            length += len(part.tokens)
-            progress["pieces"] += part.n_pieces
-            progress["n_empty"] += len(part.empty)
-            progress["first_empty"] = progress["first_empty"] or next(iter(part.empty), "")
-            progress["n_control"] += part.n_control
-            progress["first_control"] = progress["first_control"] or part.first_control
-            progress["n_thoughts"] += part.n_thoughts
-            progress["n_system"] += part.n_system
+
+        def save() -> None:
+            told = {"counts": counts, "firsts": firsts, "formats": [[*key, n] for key, n in formats.items()]}
+            _save(partial / META, files, {"checksums": noted["checksums"], **told})
+
+        for number, part in enumerate(make(counts["pieces"]), start=1):
+            _append(files, noted["checksums"], part)
+            counts, firsts, formats = counts + part.counts, part.firsts | firsts, formats + part.formats
             if number % SAVED_EVERY == 0:
-                _save(partial / META, files, progress)
-        for file in files.values():
-            file.flush()
-        _save(partial / META, files, progress)
+                save()
+        save()
+
+
+def _counts(noted: dict[str, Any]) -> tuple[Counter[str], dict[str, str], Counter[tuple[int, str]]]:
+    """What is noted of the text, as of ``Corpus``."""
+    formats = Counter({(source, name): n for source, name, n in noted["formats"]})
+    return Counter(noted["counts"]), noted["firsts"], formats
 
 
 def _noted(folder: Path) -> dict[str, Any] | None:
@@ -227,26 +134,28 @@ def _noted(folder: Path) -> dict[str, Any] | None:
     try:
         noted = parse_json((folder / META).read_bytes())
         found = {name: (folder / name).stat().st_size for name in FILES}
-        same = {name: type(value) for name, value in noted.items()} == KINDS and noted["pieces"] >= 0
-        return noted if same and all(0 <= noted["sizes"][name] <= found[name] for name in FILES) else None
+        same = {name: type(value) for name, value in noted.items()} == NOTES
+        counts, _, _ = _counts(noted)
+        known = same and min(counts.values(), default=0) >= 0
+        return noted if known and all(0 <= noted["sizes"][name] <= found[name] for name in FILES) else None
     except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, KeyError, TypeError):
         return None
 
 
-def _save(path: Path, files: dict[str, BinaryIO], progress: dict[str, Any]) -> None:
-    """Note how far the files go; only once their contents are on the disk."""
+def _save(path: Path, files: dict[str, BinaryIO], told: dict[str, Any]) -> None:
+    """Note what is told, and how far the files go; only once their contents are on the disk."""
     for file in files.values():
         file.flush()
         os.fsync(file.fileno())
-    progress["sizes"] = {name: file.tell() for name, file in files.items()}
+    sizes = {name: file.tell() for name, file in files.items()}
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(progress), encoding="utf-8")
+        temporary.write_text(json.dumps({"sizes": sizes, **told}), encoding="utf-8")
 
 
-def _append(files: dict[str, BinaryIO], checksums: dict[str, int], part: Part, begin: int) -> None:
-    arrays = {name: getattr(part, name) for name in OF_TOKENS}
-    arrays |= {"ends": part.ends + begin, **_facts(part.documents)}
-    names = "".join(" ".join(piece.name.splitlines()) + "\n" for piece in part.documents)
+def _append(files: dict[str, BinaryIO], checksums: dict[str, int], part: Corpus) -> None:
+    begin = files["tokens"].tell() // np.dtype(ARRAYS["tokens"]).itemsize
+    arrays = {name: getattr(part, name) for name in ARRAYS} | {"ends": part.ends + begin}
+    names = "".join(" ".join(name.splitlines()) + "\n" for name in part.names)
     written = {name: np.ascontiguousarray(array, ARRAYS[name]).data for name, array in arrays.items()}
     written[NAMES] = memoryview(names.encode(errors="backslashreplace"))  # a file's may be of any bytes
     for name, data in written.items():
@@ -276,16 +185,24 @@ def _stored(folder: Path, noted: dict[str, Any], name: str) -> StoredArray:
     return StoredArray(folder / name, ARRAYS[name], noted["sizes"][name] // np.dtype(ARRAYS[name]).itemsize)
 
 
-def _open(folder: Path) -> Prepared:
-    meta = parse_json((folder / META).read_bytes())
-    arrays = {name: _stored(folder, meta, name) for name in ARRAYS}
-    of_documents = {name: arrays[name][:] for name in OF_DOCUMENTS}
-    stream = Stream(ends=of_documents.pop("ends"), **{name: arrays[name] for name in OF_TOKENS})
-    names = ("n_empty", "first_empty", "n_control", "first_control", "n_thoughts", "n_system")
-    counts = {name: meta[name] for name in names}
-    return Prepared(stream, **of_documents, name=partial(_line, folder / NAMES), **counts)
+def _open(folder: Path) -> Corpus:
+    noted = parse_json((folder / META).read_bytes())
+    arrays: dict[str, Any] = {name: _stored(folder, noted, name) for name in ARRAYS}
+    arrays |= {name: arrays[name][:] for name in OF_DOCUMENTS}
+    counts, firsts, formats = _counts(noted)
+    return Corpus(**arrays, names=_Lines(folder / NAMES), counts=counts, firsts=firsts, formats=formats)
 
 
-def _line(path: Path, wanted: int) -> str:
-    with path.open(encoding="utf-8") as lines:
-        return next(line.rstrip("\n") for number, line in enumerate(lines) if number == wanted)
+class _Lines(Sequence[str]):
+    """The lines of a file, of which few are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        with self.path.open(encoding="utf-8") as lines:
+            return sum(1 for _ in lines)
+
+    def __getitem__(self, wanted: Any) -> Any:
+        with self.path.open(encoding="utf-8") as lines:
+            return next(islice(lines, wanted, None)).rstrip("\n")

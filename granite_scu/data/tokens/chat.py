@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
@@ -14,6 +14,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import ASSISTANT, THOUGHTS, Conversation
 from granite_scu.data.tokens.control_tokens import THINKING, ControlTokens, Places, ReadAs, stand_ins
+from granite_scu.data.tokens.pieces import Piece
 from granite_scu.data.tokens.spellings import Spelling, spellings
 from granite_scu.data.tokens.turns import Marked, Text, mark
 
@@ -48,30 +49,6 @@ _SAID = ("content", *THOUGHTS)
 """Fields of a message that hold texts."""
 
 
-class Rendered(NamedTuple):
-    """A conversation as text.
-
-    Attributes:
-        text: ended by the end of text where the template ends so.
-        spans: the characters that are supervised; None for all.
-        written: control tokens that somebody wrote and that are read as text.
-        n_control: control tokens that somebody wrote, however they are read.
-        first_control: the first of them; empty where there is none.
-        n_thoughts: answers of which the template leaves out what was thought.
-        has_system: whether it has a system turn of its own.
-        is_begun: whether the tokenizer's beginning of text comes before it; a template writes its own.
-    """
-
-    text: str
-    spans: Places | None
-    written: Places = ()
-    n_control: int = 0
-    first_control: str = ""
-    n_thoughts: int = 0
-    has_system: bool = False
-    is_begun: bool = False
-
-
 @dataclass(frozen=True)
 class Renderer:
     """Renders conversations for a tokenizer.
@@ -93,7 +70,7 @@ class Renderer:
         """The control tokens of the tokenizer."""
         return ControlTokens(self.tokenizer, self.control_tokens)
 
-    def render(self, conversation: Conversation) -> Rendered:
+    def render(self, conversation: Conversation) -> Piece:
         """The conversation as text.
 
         What the model says is what stands within the template's generation tags. A template without them, such as
@@ -117,9 +94,10 @@ class Renderer:
                     f"--data-dir {conversation.name}: the chat template goes by the control token {hidden.first} that "
                     "stands in a message, which is then no text; take it out, or choose --control-tokens tokens"
                 )
-        return Rendered(text, spans, written, hidden.count, hidden.first, n_thoughts, conversation.has_system)
+        facts = spans, written, hidden.count, hidden.first, n_thoughts, conversation.has_system
+        return Piece(text, conversation.name, *facts, is_conversation=True, is_begun=False)
 
-    def prompt(self, turns: Sequence[dict[str, Any]]) -> Rendered:
+    def prompt(self, turns: Sequence[dict[str, Any]]) -> Piece:
         """The messages of a chat that ends with a question, and what invites the answer; ``spans`` says nothing.
 
         Raises:
@@ -135,7 +113,7 @@ class Renderer:
                 f"--chat: the chat template refuses a question ({_reason(error)}); choose another"
             ) from error
         text, _, written = hidden.restored(text, None)
-        return Rendered(text, None, written, hidden.count, hidden.first)
+        return Piece(text, "--chat", None, written, hidden.count, hidden.first, is_conversation=True)
 
     def _laid_out(self, conversation: Conversation) -> tuple[str, Places | None, int]:
         """The text, the characters of it that are supervised, and the number of thoughts that it leaves out."""
@@ -164,7 +142,7 @@ class Renderer:
         template = self.tokenizer.get_chat_template(tools=conversation.tools)
         return _DATED + template if "strftime_now" in template else template
 
-    def _plain(self, conversation: Conversation) -> Rendered:
+    def _plain(self, conversation: Conversation) -> Piece:
         """A prompt and its completion, one after the other, for a tokenizer without template."""
         if conversation.plain is None:
             raise UserError(
@@ -178,7 +156,7 @@ class Renderer:
         first = text[slice(*found[0])] if found else ""
         written = () if self.control_tokens == "tokens" else found
         spans = None if self.loss_on == "all" else spans
-        return Rendered(text, spans, written, len(found), first, is_begun=True)
+        return Piece(text, conversation.name, spans, written, len(found), first, is_conversation=True)
 
     def _applied(self, conversation: Conversation, messages: Any, prompting: bool, template: str | None = None) -> str:
         asked = {"chat_template": template, "add_generation_prompt": prompting, "tokenize": False}

@@ -5,11 +5,9 @@ import hashlib
 import json
 import logging
 import os
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -21,12 +19,10 @@ from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.data.sources.read import is_path, no_text, sources_of
 from granite_scu.data.sources.record_formats import TEXT, in_words
 from granite_scu.data.tokens import cache
-from granite_scu.data.tokens.cache import Prepared
 from granite_scu.data.tokens.chat import DAY, Renderer
-from granite_scu.data.tokens.encoding import Part, backend_of, encoded, with_bar
+from granite_scu.data.tokens.encoding import backend_of, encoded, with_bar
+from granite_scu.data.tokens.stream import Corpus
 from granite_scu.storage.atomic import replacing
-
-T = TypeVar("T")
 
 SAID_APART = 8
 """Sources of which each has a line about how it was read; of more there is one line for all."""
@@ -34,7 +30,7 @@ SAID_APART = 8
 _log = logging.getLogger(__name__)
 
 
-def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progress: bool = True) -> Prepared:
+def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progress: bool = True) -> Corpus:
     """The tokens of a run's text, made in constant memory whatever its size.
 
     Args:
@@ -63,62 +59,47 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
         ],
         "tokenizer": _identity(tokenizer),
     }
-    key = cache.key_of(request | {"contents": contents})
+    facts = request | {"contents": contents}
+    key = cache.key_of(facts)
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "granite-scu"
     folder = Path(config.cache_dir or default).expanduser()  # a home folder is asked for where it is needed alone
-    last, kinds = folder / f"{cache.key_of(request)}.last", folder / f"{key}.formats"
+    last = folder / f"{cache.key_of(request)}.last"
     renderer = Renderer(tokenizer, config.loss_on, config.control_tokens)
 
-    def make(done: int) -> Iterator[Part]:
+    def make(done: int) -> Iterator[Corpus]:
         if done:
             _log.info("continuing the interrupted tokenisation of %s", config.named)
         elif changed := _changed(last, config.named, every, contents):
             _log.warning("%s has changed since it was last tokenised, and is tokenised again", ", ".join(changed))
-        counts: list[Counter[str]] = [Counter() for _ in sources]
-        readings = [counted(source.read(), each) for source, each in zip(sources, counts, strict=True)]
-        parts = encoded(readings, renderer, config.split_seed, skip=done)
+        elif any((folder / cache.key_of(facts, version)).exists() for version in range(cache.VERSION)):
+            _log.info("%s is tokenised again: --cache-dir %s has it from an earlier version", config.named, folder)
+        parts = encoded([source.read() for source in sources], renderer, config.split_seed, skip=done)
         yield from with_bar(parts, size if show_progress else 0)
         if _stamps(every) != before:  # what was read is then not what the tokens are kept under the name of
             raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
-        _remember(kinds, counts)  # before the tokens are in place: whoever finds these finds the counts
 
     found = cache.prepared(folder, key, make, len(tokenizer))
     if _remembered(last) != contents:  # in a folder that others fill it is theirs to do
         _remember(last, contents)
     if not found.n_documents:
         raise no_text(config.sources)
-    formats_of = _remembered(kinds)
-    if not isinstance(formats_of, list):  # its file was deleted, could not be written, or is of an earlier version
-        formats_of = [Counter() for _ in sources]
-        for source, counts in zip(sources, formats_of, strict=True):
-            deque(counted(source.read(), counts), maxlen=0)
-    found = replace(found, record_formats=sum(map(Counter, formats_of), Counter()))
     check_documents(config, found)
-    several = 1 < len(sources) == len(every) <= SAID_APART
-    say_formats(found, tokenizer, dict(zip(every, formats_of, strict=True)) if several else {})
+    say_formats(found, tokenizer, every if 1 < len(sources) == len(every) <= SAID_APART else ())
     return found
 
 
-def counted(documents: Iterable[T], counts: Counter[str]) -> Iterator[T]:
-    """The documents; those that were records are counted by their format as they pass, but for empty ones."""
-    for document in documents:
-        if isinstance(document, Document) and document.record_format and document.text.strip():
-            counts[document.record_format] += 1
-        yield document
-
-
-def say_formats(
-    corpus: Prepared, tokenizer: PreTrainedTokenizerBase, by_source: Mapping[str, Mapping[str, int]] | None = None
-) -> None:
+def say_formats(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, apart: Sequence[str] = ()) -> None:
     """Say how records were read, unless all were texts: what was meant otherwise shows before anything is trained.
 
     Args:
         corpus: all of them.
         tokenizer: of the model.
-        by_source: documents by format, of each source by its name; without it one line says it of all.
+        apart: names of the sources, each of which gets a line; without them there is one line for all.
     """
-    if corpus.record_formats.keys() - {TEXT}:
-        for name, counts in (by_source or {"": corpus.record_formats}).items():
+    every = corpus.record_formats()
+    if every.keys() - {TEXT}:
+        by_source = {name: corpus.record_formats(number) for number, name in enumerate(apart)}
+        for name, counts in (by_source or {"": every}).items():
             if counts:
                 words = in_words(counts, has_template=tokenizer.chat_template is not None)
                 _log.info(f"{name}: {words}" if name else words)
@@ -126,7 +107,7 @@ def say_formats(
         _log.info("the chat template may write the date; it gets %s, the same on every day", f"{DAY:%d %B %Y}")
 
 
-def check_documents(config: DataConfig, corpus: Prepared) -> None:
+def check_documents(config: DataConfig, corpus: Corpus) -> None:
     """Report what is not learned unchanged, and refuse a ``--text-column`` that no record has a text in."""
     column, text = config.text_column, config.named
     if column not in (DataConfig.text_column, samples.MESSAGES) and corpus.n_conversations == corpus.n_documents:
@@ -134,18 +115,19 @@ def check_documents(config: DataConfig, corpus: Prepared) -> None:
             f"--text-column {column}: no record of {text} has a text in it, all are conversations; leave it "
             "out, or correct its name"
         )
-    if corpus.n_empty:
-        counts = corpus.n_empty, corpus.n_empty + corpus.n_documents
-        _log.warning("left out %d of %d texts, which are empty; the first is %s", *counts, corpus.first_empty)
-    if corpus.n_control:
+    n_empty, n_control = corpus.counts["empty"], corpus.counts["control"]
+    if n_empty:
+        counts = n_empty, n_empty + corpus.n_documents
+        _log.warning("left out %d of %d texts, which are empty; the first is %s", *counts, corpus.firsts["empty"])
+    if n_control:
         _log.warning(
             "control tokens that somebody wrote: %d, the first is %s; they are read as %s (--control-tokens)",
-            *(corpus.n_control, corpus.first_control, config.control_tokens),
+            *(n_control, corpus.firsts["control"], config.control_tokens),
         )
-    if corpus.n_thoughts:
-        _log.warning("the chat template leaves out what was thought before %d of the answers", corpus.n_thoughts)
-    if config.system and corpus.n_system:
-        counts = corpus.n_system, corpus.n_conversations
+    if n_thoughts := corpus.counts["thoughts"]:
+        _log.warning("the chat template leaves out what was thought before %d of the answers", n_thoughts)
+    if config.system and (n_system := corpus.counts["system"]):
+        counts = n_system, corpus.n_conversations
         _log.info("--system: %d of %d conversations have a system turn of their own and keep it", *counts)
     for flag, given in (("--chat-template", config.chat_template), ("--system", config.system)):
         if given and not corpus.n_conversations:

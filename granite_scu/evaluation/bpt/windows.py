@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.data.sources.documents import Conversation, Document
-from granite_scu.data.tokens.encoding import Stream, beginning
+from granite_scu.data.tokens.encoding import beginning
+from granite_scu.data.tokens.stream import Stream
 from granite_scu.evaluation.bpt.tokenizers import beginning_of
 
 

@@ -12,7 +12,7 @@ from granite_scu.config.settings import IGNORED
 from granite_scu.data.blocks.filtering import blocks_of, filter_documents, left_out, repeated
 from granite_scu.data.blocks.packing import Blocks, best_fit, in_a_row
 from granite_scu.data.datamodule import collate
-from granite_scu.data.tokens.encoding import Stream
+from granite_scu.data.tokens.stream import Stream
 
 PAD = 1
 
@@ -128,7 +128,9 @@ def _cut(blocks: Blocks) -> list[int]:
 
 
 def filtered(stream, on_long, size=10):
-    return filter_documents(stream, np.arange(len(stream.ends)), size, on_long, lambda number: f"doc {number}")
+    return filter_documents(
+        stream, np.arange(len(stream.ends)), size, on_long, [f"doc {number}" for number in range(len(stream.ends))]
+    )
 
 
 @pytest.mark.parametrize("layout", [in_a_row, best_fit])
@@ -167,7 +169,7 @@ def test_what_is_learned_behind_the_window_is_missed_by_name():
     stream.targets[5:29] = False
     bounds, counts = filtered(stream, "truncate")
     assert bounds.tolist() == [[0, 5]] and counts == {"long": 1, "unsupervised": 1, "cut": 0, "dropped": 30}
-    blocks, found = blocks_of(stream, np.arange(2), best_fit, PAD, 10, "split", str)
+    blocks, found = blocks_of(stream, np.arange(2), best_fit, PAD, 10, "split", ["", ""])
     assert blocks.n_inputs == 4 + 9 and found["unused"] == 20
 
 
@@ -188,7 +190,7 @@ def test_answers_that_a_border_cuts_are_counted(learned, truncated, split):
     stream.targets[5:] = False
     stream.targets[[5 + place for place in learned]] = True
     for on_long, expected in (("truncate", truncated), ("split", split), ("drop", 0)):
-        _, counts = filter_documents(stream, np.array([0, 1, 1]), 10, on_long, str)
+        _, counts = filter_documents(stream, np.array([0, 1, 1]), 10, on_long, ["", ""])
         assert counts["cut"] == expected
         told = [n for n, words in left_out(counts, best_fit, 10, on_long) if words.startswith("answers")]
         assert told == [1] * expected

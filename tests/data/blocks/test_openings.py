@@ -5,7 +5,7 @@ import pytest
 
 from granite_scu.data.blocks.openings import openings
 from granite_scu.data.blocks.packing import best_fit, in_a_row
-from granite_scu.data.tokens.encoding import Stream
+from granite_scu.data.tokens.stream import Stream
 
 
 def stream(*lengths: int, learned_from: int = 1) -> Stream:

@@ -11,7 +11,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED
 from granite_scu.data.blocks.packing import Blocks, in_a_row, padding_of
 from granite_scu.data.sources.documents import Document
-from granite_scu.data.tokens import encoding
+from granite_scu.data.tokens import encoding, pieces
 from granite_scu.data.tokens.encoding import bytes_by_offset, encode
 
 EOS, PAD = 256, 257
@@ -154,18 +154,18 @@ def test_a_long_text_in_pieces_gives_the_tokens_and_bytes_of_the_whole(monkeypat
 
     whole = encode(documents_of(text, "short"), trained)
     monkeypatch.setattr(encoding, "CHUNK", 50)
-    monkeypatch.setattr(encoding, "LIMIT", 200)
+    monkeypatch.setattr(pieces, "LIMIT", 200)
     monkeypatch.setattr(encoding, "GROUP", 200)
-    assert len(list(encoding.pieces_of(documents_of(text)[0], 0, None, 0, 50))) > 20
-    pieces = encode(documents_of(text, "short"), trained)
+    assert len(list(pieces.pieces_of(documents_of(text)[0], 0, None, 0, 50))) > 20
+    cut = encode(documents_of(text, "short"), trained)
     for field in ("tokens", "ends", "widths", "targets"):
-        np.testing.assert_array_equal(getattr(pieces, field), getattr(whole, field))
+        np.testing.assert_array_equal(getattr(cut, field), getattr(whole, field))
 
 
 def test_a_text_without_a_word_is_cut_all_the_same_and_that_is_said(tokenizer, monkeypatch, caplog):
-    monkeypatch.setattr(encoding, "LIMIT", 200)
-    pieces = list(encoding.pieces_of(documents_of("a" * 501)[0], 0, None, 0, 50))
-    assert [len(piece.text) for piece in pieces] == [200, 200, 101]
+    monkeypatch.setattr(pieces, "LIMIT", 200)
+    found = list(pieces.pieces_of(documents_of("a" * 501)[0], 0, None, 0, 50))
+    assert [len(piece.text) for piece in found] == [200, 200, 101]
     assert caplog.text.count("no line and no word ends in 200 characters; it is cut there, within a token") == 2
 
 

@@ -334,7 +334,7 @@ def test_the_bytes_of_a_files_name_need_be_no_text(tmp_path, tokenizer):
     name = os.fsdecode(b"caf\xe9.jsonl")
     write_jsonl(tmp_path / name, ["a", "b"])
     found = prepare(DataConfig(str(tmp_path), cache_dir=str(tmp_path / "cache")), tokenizer)  # in the same folder
-    assert found.n_documents == 2 and found.name(1).endswith("caf\\udce9.jsonl:2")
+    assert found.n_documents == 2 and found.names[1].endswith("caf\\udce9.jsonl:2")
 
 
 def test_what_is_packed_twice_is_not_read_as_text(tmp_path):

@@ -42,7 +42,7 @@ def test_a_data_set_that_comes_divided_keeps_its_splits(folder, tokenizer, tmp_p
         2,
         1,
     ]
-    assert corpus.name(int(parts["validation"][1])).endswith("set/validation: row 2")
+    assert corpus.names[int(parts["validation"][1])].endswith("set/validation: row 2")
     assert [document.text for document in sources_of(config)[1].read()] == ["validation 0", "validation 1"]
 
 

@@ -281,7 +281,7 @@ def test_how_records_were_read_is_said_by_every_run(tokenizer, chatting, config,
         for path in Path(config.cache_dir).glob("*.formats") if deleted else ():
             path.unlink()
         caplog.clear()
-        assert prepare(config, chatting).record_formats == {"alpaca": 30, "text": 1}
+        assert prepare(config, chatting).record_formats() == {"alpaca": 30, "text": 1}
         assert "read as Alpaca: 30 conversations; as text: 1 document" in caplog.messages
     apart = replace(config, test_data=[str(write(tmp_path / "others.jsonl", {"question": "Why?", "answer": "So."}))])
     prepare(apart, chatting)

@@ -10,7 +10,7 @@ import pytest
 
 from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import Conversation
-from granite_scu.data.tokens import encoding
+from granite_scu.data.tokens import encoding, pieces
 
 MEASURE = """
 import resource, sys
@@ -41,7 +41,7 @@ def test_sixteen_megabytes_without_a_place_to_cut_take_half_a_gigabyte_at_most(t
 
 
 def test_a_conversation_too_long_to_be_tokenised_at_once_is_refused(chatting, monkeypatch):
-    monkeypatch.setattr(encoding, "LONGEST_CHAT", 1000)
+    monkeypatch.setattr(pieces, "LONGEST_CHAT", 1000)
     said = ({"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo " * 400})
     with pytest.raises(UserError, match=r"--data-dir chats.jsonl:3: a conversation of 1,\d+ characters.*at most 1,000"):
         encoding.encode([Conversation("chats.jsonl:3", str(said), said)], chatting)

@@ -26,7 +26,7 @@ from granite_scu.data.sources.read import load
 from granite_scu.data.tokens import cache, corpus, encoding
 from granite_scu.data.tokens.corpus import prepare
 from granite_scu.data.tokens.encoding import encode
-from granite_scu.data.tokens.stored import StoredArray
+from granite_scu.data.tokens.stream import OF_DOCUMENTS, Corpus, StoredArray
 
 TEXT = "Une première ligne.\nThe second\n\n  is indented;\nthe last 😀\nline (end)\nAgain\n"
 ARRAYS = ("tokens", "ends", "widths", "targets")
@@ -51,13 +51,13 @@ def _short_pieces(monkeypatch):
     monkeypatch.setattr(cache, "SAVED_EVERY", 1)
 
 
-def place(found: cache.Prepared) -> Path:
-    return found.stream.tokens.path.parent
+def place(found: Corpus) -> Path:
+    return found.tokens.path.parent
 
 
-def same(found: cache.Prepared, tokenizer, config: DataConfig) -> bool:
+def same(found: Corpus, tokenizer, config: DataConfig) -> bool:
     expected = encode(load(config.path, "text"), tokenizer)
-    return all(np.array_equal(getattr(found.stream, name)[:], getattr(expected, name)) for name in ARRAYS)
+    return all(np.array_equal(getattr(found, name)[:], getattr(expected, name)) for name in ARRAYS)
 
 
 def counted(monkeypatch) -> list[int]:
@@ -79,9 +79,9 @@ def test_tokens_on_disk_are_those_in_memory(tokenizer, config, caplog):
     assert same(found, tokenizer, config)
     assert [f"{digest:016x}" for digest in found.digests.tolist()] == [document.digest for document in documents]
     assert found.characters.tolist() == [len(document.text) for document in documents]
-    assert [found.name(i) for i in range(found.n_documents)] == [document.name for document in documents]
-    assert (found.n_empty, found.n_conversations) == (2, 1)
-    assert isinstance(found.stream.tokens, StoredArray)
+    assert [found.names[i] for i in range(found.n_documents)] == [document.name for document in documents]
+    assert (found.counts["empty"], found.n_conversations) == (2, 1)
+    assert isinstance(found.tokens, StoredArray)
     assert "left out 2 of 34 texts, which are empty; the first is " in caplog.text
 
 
@@ -98,11 +98,11 @@ def test_after_a_power_cut_at_any_time_the_tokens_are_the_same(tokenizer, config
     disk.watch = lambda: cut() if next(syncs) % 25 == 0 else None
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", disk.fsync)
-        expected = prepare(config, tokenizer).stream
+        expected = prepare(config, tokenizer)
         cut()
     seen = counted(monkeypatch)
     for folder in (left[-1], left[len(left) // 2], left[0]):
-        found = prepare(replace(config, cache_dir=str(folder)), tokenizer).stream
+        found = prepare(replace(config, cache_dir=str(folder)), tokenizer)
         assert not seen or folder != left[-1]
         assert all(np.array_equal(getattr(found, name)[:], getattr(expected, name)[:]) for name in ARRAYS)
 
@@ -151,6 +151,15 @@ def test_a_text_that_has_changed_is_tokenised_again_and_that_is_said(tokenizer, 
     Path(config.path, "long.txt").write_text("another text")
     assert same(prepare(config, tokenizer), tokenizer, config)
     assert f"{config.path} has changed since it was last tokenised, and is tokenised again" in caplog.text
+
+
+def test_tokens_of_an_earlier_version_are_made_again_and_that_is_said(tokenizer, config, monkeypatch, caplog):
+    before = place(prepare(config, tokenizer))
+    monkeypatch.setattr(cache, "VERSION", cache.VERSION + 1)
+    with caplog.at_level(logging.INFO):
+        found = prepare(config, tokenizer)
+    assert place(found) != before and same(found, tokenizer, config)
+    assert f"{config.path} is tokenised again: --cache-dir {config.cache_dir} has it from an earlier" in caplog.text
 
 
 def test_of_several_sources_the_one_that_has_changed_is_named(tokenizer, config, tmp_path, caplog):
@@ -232,7 +241,7 @@ def test_an_interrupted_preparation_is_taken_up(tokenizer, config, monkeypatch, 
         found = prepare(config, tokenizer)
     again = sum(seen)
     assert "continuing the interrupted tokenisation of" in caplog.text
-    assert same(found, tokenizer, config) and found.n_empty == 2
+    assert same(found, tokenizer, config) and found.counts["empty"] == 2
     whole = sum(map(len, (document.text for document in load(config.path, "text"))))
     assert again < whole - 150 * parts
 
@@ -245,7 +254,7 @@ def test_what_is_taken_up_holds_what_it_should(tokenizer, config, monkeypatch, c
     assert "is damaged; it starts again" in caplog.text
 
 
-NEGATIVE = json.dumps({**cache.NOTHING, "sizes": dict.fromkeys([*cache.ARRAYS, cache.NAMES], -1)})
+NEGATIVE = json.dumps({**{name: kind() for name, kind in cache.NOTES.items()}, "sizes": dict.fromkeys(cache.FILES, -1)})
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", NEGATIVE, "\udcff"])
@@ -269,7 +278,7 @@ def test_what_was_cut_short_is_made_again(tokenizer, config, caplog, name):
     assert "are damaged, and are made again" in caplog.text
 
 
-@pytest.mark.parametrize("name", [*cache.OF_DOCUMENTS, cache.NAMES])
+@pytest.mark.parametrize("name", [*OF_DOCUMENTS, cache.NAMES])
 def test_what_is_said_of_documents_is_not_believed_once_it_has_changed(tokenizer, config, name):
     prepare(config, tokenizer)
     (file,) = Path(config.cache_dir).glob(f"*/{name}")
@@ -367,9 +376,9 @@ def test_ids_that_the_vocabulary_has_not_are_not_believed_whatever_the_checksum_
 
 def test_a_file_that_is_cut_while_it_is_used_is_told_in_words(tokenizer, config):
     found = prepare(config, tokenizer)
-    copy = pickle.loads(pickle.dumps(found.stream.tokens))
-    os.truncate(found.stream.tokens.path, 40)
-    for tokens in (found.stream.tokens, copy):
+    copy = pickle.loads(pickle.dumps(found.tokens))
+    os.truncate(found.tokens.path, 40)
+    for tokens in (found.tokens, copy):
         assert tokens[:10].tolist() == encode(load(config.path, "text"), tokenizer).tokens[:10].tolist()
         with pytest.raises(UserError, match=r"--cache-dir .*/cache: .*/tokens was cut while the run read it; start"):
             tokens[8:12]

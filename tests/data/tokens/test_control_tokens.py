@@ -162,12 +162,12 @@ def test_they_are_counted_also_where_the_tokens_are_kept(chatting, config, monke
     for _ in range(2):
         caplog.clear()
         found = prepare(config, chatting)
-        assert (found.n_control, found.stream.tokens[:].tolist().count(START)) == (8, 3)
+        assert (found.counts["control"], found.tokens[:].tolist().count(START)) == (8, 3)
         assert (
             "control tokens that somebody wrote: 8, the first is <|end_of_text|> in "
             f"{config.path}:1; they are read as text (--control-tokens)" in caplog.text
         )
-    assert prepare(replace(config, control_tokens="tokens"), chatting).stream.tokens[:].tolist().count(START) == 5
+    assert prepare(replace(config, control_tokens="tokens"), chatting).tokens[:].tolist().count(START) == 5
 
 
 def test_a_stream_reads_them_as_text_and_says_so(chatting, config, tmp_path, caplog):
