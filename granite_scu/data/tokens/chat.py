@@ -15,8 +15,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import ASSISTANT, THOUGHTS, Conversation
 from granite_scu.data.tokens.control_tokens import THINKING, ControlTokens, Places, ReadAs, stand_ins
 from granite_scu.data.tokens.pieces import Piece
-from granite_scu.data.tokens.spellings import Spelling, spellings
-from granite_scu.data.tokens.turns import Marked, Text, mark
+from granite_scu.data.tokens.turns import Marked, Spelling, Text, mark, spellings
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 """The tag that a template has before what the model says, where it has one."""
