@@ -133,7 +133,8 @@ def _time(facts: dict[str, Any]) -> str:
     basis = f"from {measured}" if facts["device_is_here"] else "from the vendor's figures"
     questions = facts["questions_s_at_most"]
     then = f"; then questions, at most {duration(questions)}" if questions else ""
-    return f"about {duration(seconds)} of training and validation, a rough estimate {basis}{then}"
+    first = "some minutes of compiling, then " if facts["compiled"] else ""
+    return f"{first}about {duration(seconds)} of training and validation, a rough estimate {basis}{then}"
 
 
 def _controller(facts: dict[str, Any]) -> str:

@@ -53,8 +53,8 @@ def test_a_run_begins_with_what_a_person_wants_to_know_in_twelve_lines():
         "1,000 steps: 32,768,000 tokens, 32,760,000 of them learned, 364 passes",
         "chosen: learning rate 0.0001: for much text",
         "8.4 of 21.1 GiB, fits",
-        "about 6 hours of training and validation, a rough estimate from the vendor's figures; then questions, at most "
-        "4 minutes",
+        "some minutes of compiling, then about 6 hours of training and validation, a rough estimate from the vendor's "
+        "figures; then questions, at most 4 minutes",
         "pi sets lambda (how hard the adapter is held back) every 10 steps, so that S",
         "reaches S* = 8 %",
         "runs/mine",
