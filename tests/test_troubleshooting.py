@@ -8,12 +8,13 @@ from devices import T4
 
 from granite_scu.config.settings import BaseConfig, DataConfig, RunConfig
 from granite_scu.control import Fixed
+from granite_scu.control.loop import SKIPPED_IN_A_ROW
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.hardware import machine, presets, resolve_precision
 from granite_scu.hardware.nvml import why_no_cuda
 from granite_scu.model import loading
 from granite_scu.training import memory_budget
-from granite_scu.training.callbacks.shannon_control import SKIPPED_IN_A_ROW, ShannonControl
+from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.utilisation import advice
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
@@ -75,7 +76,7 @@ def test_out_of_memory(monkeypatch):
 
 def test_steps_that_are_not_finite():
     control = ShannonControl(Fixed(0.1), 10, None)
-    control._step, control._failing = 130, SKIPPED_IN_A_ROW
+    control.loop.step, control.loop.failing = 130, SKIPPED_IN_A_ROW
     assert quoted(f"error: {refusal(control._stop_if_failing)}")
 
 

@@ -10,7 +10,7 @@ from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from granite_scu.model.description_length import LowRankUpdate, Measure, weighted_penalty
+from granite_scu.model.description_length import LowRankUpdate
 
 WRAPPED = "base_model.model."
 
@@ -54,11 +54,6 @@ class Adapter:
         return [factor for factor in self.factors if factor.requires_grad]
 
     @property
-    def scaled(self) -> list[Tensor]:
-        """The factors that change when the update is scaled, see ``description_length.scaled_factors``."""
-        return self.factors[1::2] if self.origin is None else self.factors
-
-    @property
     def factor_names(self) -> list[str]:
         """A name for each of the factors."""
         return [f"{layer}.{factor}" for layer in self._layers for factor in ("A", "B")]
@@ -70,18 +65,6 @@ class Adapter:
             replace(u, a=u.a.float(), b=u.b.float(), origin=origin and (origin[0].float(), origin[1].float()))
             for u, origin in zip(self._layers.values(), origins, strict=True)
         ]
-
-    def penalty(self, strengths: Sequence[float], sigma: float, n_tokens: int, measure: Measure) -> list[Tensor]:
-        """The gradient of the weighted ParamNPT by the trained factors, in their order."""
-        gradients = weighted_penalty(self.updates(), strengths, sigma, n_tokens, measure)
-        return [gradient for gradient, factor in zip(gradients, self.factors, strict=True) if factor.requires_grad]
-
-    @torch.no_grad()
-    def scale(self, scales: Sequence[float | Tensor]) -> None:
-        """Multiply A and B of each layer by its scale."""
-        for update, scale in zip(self._layers.values(), scales, strict=True):
-            update.a.mul_(scale)
-            update.b.mul_(scale)
 
     @contextmanager
     def at_start(self) -> Iterator[None]:

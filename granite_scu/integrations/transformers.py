@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType, gather
+from accelerate.utils import DistributedType
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
@@ -29,14 +29,15 @@ from granite_scu.config.settings import (
     holding_drift,
 )
 from granite_scu.control import AutoSetpoint, Controller, build
+from granite_scu.control.laws.base import Output, restored
+from granite_scu.control.loop import ControlLoop
 from granite_scu.control.units import per_cent
 from granite_scu.data.blocks.packing import padding_of
 from granite_scu.evaluation import general_text
 from granite_scu.integrations.adapter import Adapter
 from granite_scu.integrations.drift import HeldDrift, obtain, tokens_per_step, trained_by
-from granite_scu.integrations.loop import Loop, Plant
-from granite_scu.integrations.loss_meter import LossMeter, counted
-from granite_scu.integrations.readings import HeldOut, SlopeReader
+from granite_scu.integrations.loss_meter import counted
+from granite_scu.integrations.plant import HeldOut, TrainerPlant
 from granite_scu.model.drift import MARGIN, Trained
 from granite_scu.storage import manifest
 from granite_scu.storage.atomic import adding_to
@@ -148,7 +149,9 @@ class ShannonCallback(TrainerCallback, ExportableState):
                 "(by trainer.add_callback, once there is a trainer), or a ratio such as target_s=0.2; and leave "
                 "restore_callback_states_from_checkpoint out, which makes this callback again without it"
             )
-        self._loop: Loop | None = None
+        self._loop = ControlLoop(self._law, control_every)
+        self._plant: TrainerPlant | None = None
+        self._held: HeldDrift | None = None
         self._origin = self._general = ""
         self._tokens_per_step = 0
         self._latest: dict[str, float] = {}
@@ -177,41 +180,45 @@ class ShannonCallback(TrainerCallback, ExportableState):
         else:
             self._keep_origin(adapter, Path(args.output_dir), state.is_world_process_zero)
         law = _of_length(self._law, self._config.every, state.max_steps)
-        meter = LossMeter(model, args.device)
-        slopes = None
+        texts = None
         if law.needs_slopes:
             process = (args.process_index, args.world_size)
             collate, size = train_dataloader.collate_fn, args.train_batch_size
             texts = HeldOut(self._held_out, train_dataloader.dataset, collate, size, process, args.seed)
-            slopes = SlopeReader(model, adapter, texts, meter, _over_processes, saved.get("loop", {}).get("slopes", {}))
-        drift = None
+        self._plant = plant = TrainerPlant(
+            model, adapter, args, kwargs["optimizer"], self._config, texts,
+            prior_sigma=self._prior.sigma, n_tokens=n_tokens, gradient_clip=self._gradient_clip,
+            total_steps=state.max_steps,
+        )  # fmt: skip
+        self._held = None
         if self._drift.max_drift is not None:
-            trained = trained_by(args, model, adapter, meter, kwargs["optimizer"])
-            drift = self._held_drift(trained, kwargs["processing_class"], train_dataloader, args, state)
-        plant = Plant(model, adapter, meter, _over_processes, slopes, drift)
-        self._loop = Loop(plant, law, self._config, self._prior.sigma, n_tokens, self._gradient_clip, state.max_steps)
+            trained = trained_by(args, model, adapter, plant.meter, kwargs["optimizer"])
+            self._held = self._held_drift(trained, kwargs["processing_class"], train_dataloader, args, state)
+            plant.drift_gradient = self._held.gradient
+        self._loop = ControlLoop(law, self._config.every, self._held and self._held.measurement)
         if saved:
-            self._loop.restore(saved["loop"])
+            kept = _as_now(saved["loop"], self._loop)
+            self._loop.restore(kept)
+            plant.restore_counted(kept)
+        self._loop.start(plant, state.global_step)
         log.info("ShannonCallback: %s, N = %s supervised tokens, lambda = %g", law, f"{n_tokens:,}", self.reg_strength)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, optimizer: Any, **kwargs: Any
     ) -> None:
-        self._running.prepare_gradient(optimizer, state.global_step)
+        self._loop.rate = optimizer.param_groups[0]["lr"]
+        self._running.prepare_gradient(self._loop.rate, state.global_step)
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, optimizer: Any, **kwargs: Any
     ) -> None:
         self._running.finish_step(skipped=optimizer.step_was_skipped)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, optimizer: Any, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         step = state.global_step
-        if self._running.is_due(step):
-            scale = optimizer.scaler.get_scale() if optimizer.scaler else 1.0
-            record = self._running.tick(step, scale / args.gradient_accumulation_steps)
-            numbers = {f"scu/{name}": value for name, value in record.items() if _is_number(name, value)}
+        if self._loop.after_step(self._running, step) or step >= state.max_steps:
+            self._loop.tick(self._running)
+            numbers = {f"scu/{name}": value for name, value in self._loop.latest.items() if _is_number(name, value)}
             state.log_history.append({**numbers, "step": step})
             self._latest = {name: value for name, value in numbers.items() if name in LOGGED}
 
@@ -250,9 +257,9 @@ class ShannonCallback(TrainerCallback, ExportableState):
 
     def _tell_drift(self, state: TrainerState) -> float | None:
         """Put the share of drift on what the loop never sees into the trainer's log; None where none is held."""
-        if self._loop is None or self._loop.plant.drift is None:
+        if self._held is None:
             return None
-        share = self._loop.plant.drift.held_out().share
+        share = self._held.held_out().share
         state.log_history.append({"scu/drift_held_out": share, "step": state.global_step})
         return share
 
@@ -260,16 +267,16 @@ class ShannonCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """For ``trainer_state.json``: how to make this callback again, and where the run stands."""
-        saved = {} if self._loop is None else {"saved": self._as_saved(self._loop)}
+        saved = {} if self._plant is None else {"saved": self._as_saved(self._plant)}
         return {"args": self._arguments, "attributes": saved}
 
-    def _as_saved(self, loop: Loop) -> dict[str, Any]:
+    def _as_saved(self, plant: TrainerPlant) -> dict[str, Any]:
         return {
-            **self._frozen(loop.n_tokens),
+            **self._frozen(plant.n_tokens),
             "origin": self._origin,
             "general": self._general,
             "tokens_per_step": self._tokens_per_step,
-            "loop": loop.state(),
+            "loop": self._loop.state() | plant.counted() | {"drift": self._held and self._held.state()},
         }
 
     def _frozen(self, n_tokens: int) -> dict[str, Any]:
@@ -360,17 +367,17 @@ class ShannonCallback(TrainerCallback, ExportableState):
     @property
     def reg_strength(self) -> float:
         """Lambda in force."""
-        return self._law.initial_strength if self._loop is None else self._loop.output.reg_strength
+        return self._loop.action.reg_strength
 
     @property
-    def _running(self) -> Loop:
-        assert self._loop is not None, "the trainer calls on_train_begin first"
-        return self._loop
+    def _running(self) -> TrainerPlant:
+        assert self._plant is not None, "the trainer calls on_train_begin first"
+        return self._plant
 
     def _stop(self) -> None:
         """Take the hook off the model. What ``state`` says stays, for a checkpoint that is written after the end."""
-        if self._loop is not None:
-            self._loop.plant.meter.close()
+        if self._plant is not None:
+            self._plant.meter.close()
 
 
 def count_supervised(loader: DataLoader) -> int:
@@ -484,9 +491,15 @@ def _check_loss(model: nn.Module) -> None:
         )
 
 
-def _over_processes(sums: Tensor) -> Tensor:
-    """The sum over all processes, the same bits in each."""
-    return gather(sums[None]).sum(0)
+def _as_now(state: dict[str, Any], loop: ControlLoop) -> dict[str, Any]:
+    """The state of a checkpoint's loop as ``state`` has it; earlier ones have another form."""
+    if "law" not in state:
+        return state
+    (nats, supervised), (applied, skipped, tokens), (since, travel) = (state[x] for x in ("sums", "counts", "travel"))
+    counted = {"counters": [nats, supervised, applied, 0, since], "norms": [0.0] * 3, "slope": [state["slope"]]}
+    action = loop.action_of(restored(Output(0.0), state["output"]))
+    now = loop.state() | {"controller": state["law"], "action": action._asdict(), "slopes": state["slopes"]}
+    return now | counted | {"counts": [tokens, skipped, applied], "travel": travel, "drift": state.get("drift")}
 
 
 def _is_number(name: str, value: Any) -> bool:

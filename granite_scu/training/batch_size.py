@@ -11,6 +11,7 @@ import lightning as L
 
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.request import Request
+from granite_scu.control.slopes import SlopeSensor
 from granite_scu.hardware import GIB
 from granite_scu.hardware.machine import Machine
 from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
@@ -18,7 +19,6 @@ from granite_scu.training import memory_budget
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.short_training import short_training
-from granite_scu.training.slopes import SlopeSensor
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class _Tick(L.Callback):
     """Reads the slopes as a tick does: with gradients of its own beside those of the step."""
 
     def on_train_batch_end(self, trainer: L.Trainer, module: GraniteModule, *_: Any) -> None:
-        SlopeSensor().read(trainer.datamodule, module, module.read_window())
+        SlopeSensor().read(module, module.read_window().slope)
 
 
 def _try(run: PreparedRun) -> int | None:

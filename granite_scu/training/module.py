@@ -1,15 +1,9 @@
-"""The LightningModule: it trains an adapter under CE + reg_strength * ParamNPT and knows no controller.
-
-``reg_strength`` (lambda) is set between optimizer steps, by ``act`` or alone; at its default of
-zero this is plain LoRA fine-tuning. So are ``layer_strengths``, which tells matrices apart, and ``param_bound``, onto
-which the update is projected. With ``drift_gradient`` set, lambda multiplies drift in the place of ParamNPT. Sums are
-kept on the device and divided once, where they are read.
-"""
+"""The LightningModule: it trains an adapter under CE + reg_strength * ParamNPT and knows no controller."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 import lightning as L
@@ -22,21 +16,11 @@ from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, Optimiz
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model import adapters, kl_divergence, loading, loss
 from granite_scu.model.compilation import compile_decoder, options_of
-from granite_scu.model.description_length import (
-    LN2,
-    LowRankUpdate,
-    Measure,
-    along_scale,
-    bits,
-    decay,
-    layer_npt,
-    scale_onto,
-    scaled_factors,
-    weighted_penalty,
-)
+from granite_scu.model.description_length import LowRankUpdate, Measure, bits
 from granite_scu.model.initial_adapter import SHA256, InitialAdapter
 from granite_scu.model.mamba2 import mamba
 from granite_scu.model.modes import evaluation_mode, not_compiled
+from granite_scu.model.plant import AdapterPlant
 from granite_scu.training.learning_rate import schedule
 
 LOSS_UNIT = 4096
@@ -45,44 +29,7 @@ LOSS_UNIT = 4096
 A constant power of two: exact, and it keeps fp16's scaled gradients near those of a mean."""
 
 
-@dataclass(frozen=True)
-class Window:
-    """What happened over the optimizer steps since the last reading, over all ranks.
-
-    Attributes:
-        nats: summed cross-entropy of the applied steps.
-        tokens: supervised tokens of the applied steps.
-        applied: optimizer steps that changed the weights.
-        skipped: optimizer steps left out because a loss or gradient was not finite.
-        travel: sum of the learning rates of the applied steps.
-        data_bpt: cross-entropy in bits per token; NaN when no step was applied.
-        layer_bpt: bits per token that describe each adapted matrix now.
-        grad_norm: of the last step, data and penalty together, before clipping.
-        data_grad_norm: of the cross-entropy alone.
-        penalty_grad_norm: of what lambda multiplies alone: ParamNPT, or drift.
-        slope: dV/dx at x = 1 on the text of the applied steps, with V(x) what the adapter scaled by x saves, bits per
-            token; None unless the module measures slopes.
-    """
-
-    nats: float
-    tokens: int
-    applied: int
-    skipped: int
-    travel: float
-    data_bpt: float
-    layer_bpt: tuple[float, ...]
-    grad_norm: float
-    data_grad_norm: float
-    penalty_grad_norm: float
-    slope: float | None = None
-
-    @property
-    def param_bpt(self) -> float:
-        """Bits per token that describe the adapter now."""
-        return math.fsum(self.layer_bpt)
-
-
-class GraniteModule(L.LightningModule):
+class GraniteModule(AdapterPlant, L.LightningModule):
     """A causal language model with LoRA adapters, regularised by the adapter's description length.
 
     Args:
@@ -115,17 +62,13 @@ class GraniteModule(L.LightningModule):
         start: InitialAdapter | None = None,
         measures_slopes: bool = False,
     ) -> None:
-        super().__init__()
-        self.base, self.lora, self.optimizer_config = base, lora, optimizer.resolved()
-        self.prior_sigma, self.n_tokens, self.total_steps = prior.sigma, prior.n_tokens, total_steps
+        optimizer = optimizer.resolved()
+        acting = optimizer.gradient_clip, measure, actuator, measures_slopes
+        super().__init__(prior.sigma, prior.n_tokens, total_steps, *acting)
+        self.base, self.lora, self.optimizer_config = base, lora, optimizer
         self.dtype_of_base, self.loading_device = dtype, loading_device
-        self.position, self.measure, self.actuator, self.start = position or {}, measure, actuator, start
-        self.measures_slopes = measures_slopes
+        self.position, self.start = position or {}, start
         self.updates: dict[str, LowRankUpdate] = {}
-        self.reg_strength = 0.0
-        self.layer_strengths: tuple[float, ...] | None = None
-        self.param_bound: float | None = None
-        self.drift_gradient: Callable[[int], list[Tensor]] | None = None
         self.latest_batch: dict[str, Tensor] | None = None
         self.latest_nats: Tensor | None = None
         self._newest_nats = math.nan
@@ -134,14 +77,8 @@ class GraniteModule(L.LightningModule):
         self.strict_loading = False  # a checkpoint holds the adapters only; on_load_checkpoint checks them
         self.model: torch.nn.Module | None = None
         self.origins = torch.nn.ParameterList()
-        self.register_buffer("_finite", torch.ones((), dtype=torch.bool), persistent=False)
-        sizes = {"_micro": 2, "_since_read": 5, "_skipped_in_a_row": 1, "_norms": 3, "_validated": 2, "_slope": 1}
-        for name, size in sizes.items():
-            self.register_buffer(name, torch.zeros(size, dtype=torch.float64), persistent=False)
-
-    def act(self, reg_strength: float, layers: tuple[float, ...] | None, param_bound: float | None) -> None:
-        """Train on under this lambda, these of each adapted matrix in its place, and this bound in bits per token."""
-        self.reg_strength, self.layer_strengths, self.param_bound = reg_strength, layers, param_bound
+        for name in ("_micro", "_validated"):
+            self.register_buffer(name, torch.zeros(2, dtype=torch.float64), persistent=False)
 
     # Model
 
@@ -267,43 +204,11 @@ class GraniteModule(L.LightningModule):
         nats, tokens = self.reduced(self._micro)
         gradients = [factor.grad for factor in self.factors]
         torch._foreach_mul_(gradients, (self._backward_scale() / tokens.clamp(min=1)).float())
-        slope = self._slope_of_data() if self.measures_slopes else None
-        data_norm = torch.nn.utils.get_total_norm(gradients)
-        penalty_norm = torch.zeros_like(data_norm)
-        if self.actuator == "loss" and any(self._strengths()):
-            penalty = self._drift_penalty() if self.drift_gradient else self._penalty()
-            penalty_norm = torch.nn.utils.get_total_norm(penalty)
-            torch._foreach_add_(gradients, penalty)
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if self.optimizer_config.gradient_clip:
-            torch.nn.utils.clip_grads_with_norm_(self.factors, self.optimizer_config.gradient_clip, norm)
-        finite = torch.isfinite(torch.stack([nats, data_norm, penalty_norm, norm])).all()
-        self._finite.copy_(finite)
+        norms = self.regularise(nats, tokens, optimizer.param_groups[0]["lr"], self.trainer.global_step)
+        finite = torch.isfinite(nats) & torch.isfinite(norms).all()
         self._skip_unless(finite, optimizer)
-        self._norms.copy_(torch.stack([norm, data_norm, penalty_norm]))
-        if slope is not None:
-            self._slope += torch.where(finite, slope * tokens, 0.0)
-        self._count(nats, tokens, finite, optimizer.param_groups[0]["lr"])
-
-    def _slope_of_data(self) -> Tensor:
-        """dL/dx of the loss that ``.grad`` is the gradient of, x the scale of the update."""
-        updates = list(self.updates.values())
-        return along_scale([factor.grad for factor in scaled_factors(updates)], updates)
-
-    def _strengths(self) -> list[float]:
-        """Lambda of each adapted matrix."""
-        return list(self.layer_strengths or [self.reg_strength] * len(self.updates))
-
-    def _penalty(self) -> list[Tensor]:
-        """The gradient of the weighted ParamNPT, in the order of the parameters."""
-        updates, strengths = list(self.updates.values()), self._strengths()
-        return weighted_penalty(updates, strengths, self.prior_sigma, self.n_tokens, self.measure)
-
-    def _drift_penalty(self) -> list[Tensor]:
-        """The gradient of lambda times drift, in the order of the parameters."""
-        penalty = self.drift_gradient(self.trainer.global_step)
-        torch._foreach_mul_(penalty, self.reg_strength)
-        return penalty
+        self.count_step(finite)
+        self._micro.zero_()
 
     def _backward_scale(self) -> float:
         """What the micro-batches' summed gradients were divided by on the way here."""
@@ -320,75 +225,28 @@ class GraniteModule(L.LightningModule):
         elif not bool(finite):
             optimizer.zero_grad(set_to_none=True)
 
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        # The scheduler moves on after this, so the rate read here is the one that the step is taken with.
-        learning_rate = optimizer.param_groups[0]["lr"]
-        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        self._shrink(learning_rate)
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self.act_on_update()
 
-    @torch.no_grad()
-    def _shrink(self, learning_rate: float) -> None:
-        """Act on the update itself, after a step that was not skipped: decoupled lambda, and the projection."""
-        if self.actuator == "decoupled" and any(self._strengths()):
-            decays = [decay(x, learning_rate, self.prior_sigma, self.n_tokens, self.measure) for x in self._strengths()]
-            # A tensor made of them here would be a copy to the device, which is waited for.
-            factors = {factor: torch.where(self._finite, factor, 1.0) for factor in set(decays)}
-            self._scale_factors([factors[factor] for factor in decays])
-        if self.param_bound is not None:
-            root = scale_onto(self._layer_npt().sum(), self.param_bound * LN2, self.measure)
-            self._scale_factors([torch.where(self._finite, root, 1.0)] * len(self.updates))
-
-    def _scale_factors(self, scales: list[Tensor]) -> None:
-        """Multiply A and B of each matrix by its scale."""
-        torch._foreach_mul_(self.factors, [scale.float() for scale in scales for _ in ("a", "b")])
-
-    def _count(self, nats: Tensor, tokens: Tensor, finite: Tensor, learning_rate: float) -> None:
-        one, zero = torch.ones_like(nats), torch.zeros_like(nats)
-        applied = torch.stack([nats, tokens, one, zero, learning_rate * one])
-        skipped = torch.stack([zero, zero, zero, one, zero])
-        self._since_read += torch.where(finite, applied, skipped)
-        self._skipped_in_a_row.add_(1).mul_(~finite)
-        self._micro.zero_()
+    # What the control loop reads
 
     @property
-    def latest_step_was_finite(self) -> bool:
-        """Whether the newest optimizer step was applied. Synchronises with the device."""
-        return bool(self._finite)
+    def layer_updates(self) -> list[LowRankUpdate]:
+        return list(self.updates.values())
 
-    def counts(self) -> tuple[int, int]:
-        """Optimizer steps applied since the last reading, and the newest ones that were skipped, in a row up to now.
-        Synchronises with the device."""
-        applied, in_a_row = torch.cat([self._since_read[2:3], self._skipped_in_a_row]).tolist()
-        return int(applied), int(in_a_row)
+    def cost(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return self(**batch), _supervised(batch)
 
-    def read_window(self) -> Window:
-        """Read and reset what was counted since the last reading. Synchronises with the device."""
-        nats, tokens, applied, skipped, travel = self._since_read.tolist()
-        slope = self._slope.item() if self.measures_slopes else None
-        self._since_read.zero_()
-        self._slope.zero_()
-        norm, data_norm, penalty_norm = self._norms.tolist()
-        return Window(
-            nats=nats,
-            tokens=int(tokens),
-            applied=int(applied),
-            skipped=int(skipped),
-            travel=travel,
-            data_bpt=bits(nats / tokens) if tokens else math.nan,
-            layer_bpt=self.layer_bpt(),
-            grad_norm=norm,
-            data_grad_norm=data_norm,
-            penalty_grad_norm=penalty_norm,
-            slope=None if slope is None else bits(-slope / tokens) if tokens else math.nan,
-        )
+    def loss_unit(self, tokens: Tensor) -> float:
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        return LOSS_UNIT * self.trainer.accumulate_grad_batches / (scaler.get_scale() if scaler else 1.0)
 
-    def layer_bpt(self) -> tuple[float, ...]:
-        """Bits per token that describe each adapted matrix as it is now. Synchronises with the device."""
-        return tuple(bits(npt) for npt in self._layer_npt().tolist())
+    def precision(self) -> AbstractContextManager[None]:
+        return self.trainer.precision_plugin.forward_context()
 
-    @torch.no_grad()
-    def _layer_npt(self) -> Tensor:
-        return layer_npt(list(self.updates.values()), self.prior_sigma, self.n_tokens, self.measure)
+    def as_it_began(self) -> AbstractContextManager[None]:
+        return self.at_start() if self.start else self.model.disable_adapter()
 
     def kl_from_start(self) -> float:
         """KL(adapted || as training began) over the newest micro-batch on all ranks, in bits per supervised token.
@@ -396,14 +254,20 @@ class GraniteModule(L.LightningModule):
         The reference is the same model with its adapters switched off, or where training started from an adapter, with
         that: two forward passes more, no second model. NaN where no token is supervised. Synchronises with the device.
         """
-        began = self.at_start if self.start else self.model.disable_adapter
         batch = self.newest_batch()
         ids, labels, documents = batch["input_ids"], batch["labels"], batch.get("documents")
-        context = self.trainer.precision_plugin.forward_context()
-        with torch.no_grad(), context, evaluation_mode(self.model):
-            nats = kl_divergence.summed_kl(self.language_model, ids, labels, began, documents)
-        nats, tokens = self.reduced(torch.stack([nats.double(), _supervised(batch)])).tolist()
-        return bits(nats / tokens) if tokens else math.nan
+        with torch.no_grad(), self.precision(), evaluation_mode(self.model):
+            nats = kl_divergence.summed_kl(self.language_model, ids, labels, self.as_it_began, documents)
+        return self.per_token(nats, _supervised(batch))
+
+    @property
+    def n_held_out(self) -> int:
+        """Micro-batches of held-out text that there are."""
+        return self.trainer.datamodule.n_held_out
+
+    def held_out(self, number: int) -> dict[str, Tensor]:
+        """This rank's part of one of them."""
+        return self.trainer.strategy.batch_to_device(self.trainer.datamodule.held_out(number))
 
     def newest_batch(self) -> dict[str, Tensor]:
         """The newest micro-batch; read again where a run continues from its last step, for none has passed by here."""
@@ -420,6 +284,11 @@ class GraniteModule(L.LightningModule):
         if self.latest_nats is not None:
             self._newest_nats = float(self.reduced(self.latest_nats.double()))
         return self._newest_nats
+
+    def newest_loss(self) -> float:
+        """The loss of the newest micro-batch, of before its step; bits per token."""
+        count = float(self.reduced(_supervised(self.newest_batch())))
+        return bits(self.newest_nats() / count) if count else math.nan
 
     def configure_optimizers(self) -> dict:
         config, steps = self.optimizer_config, self.total_steps
@@ -458,8 +327,7 @@ class GraniteModule(L.LightningModule):
 
     def score(self, batches: Iterable[dict[str, Tensor]]) -> Score:
         """The score of the model as it is now, over all ranks, in the precision of the run."""
-        context = self.trainer.precision_plugin.forward_context()
-        return score(self, batches, model=self, reduce=self.reduced, context=context)
+        return score(self, batches, model=self, reduce=self.reduced, context=self.precision())
 
     # Checkpoints
 
@@ -469,9 +337,7 @@ class GraniteModule(L.LightningModule):
         checkpoint["state_dict"] = {name: tensor for name, tensor in state.items() if _is_adapter(name)}
         checkpoint["micro_batches"] = self.micro_batches
         checkpoint["frozen"] = self._frozen_settings()
-        checkpoint["counters"] = self._since_read.tolist()
-        checkpoint["norms"] = self._norms.tolist()
-        checkpoint["slope"] = self._slope.tolist()
+        checkpoint |= self.counted()
         checkpoint["newest_nats"] = self.newest_nats()
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
@@ -482,10 +348,7 @@ class GraniteModule(L.LightningModule):
         self.require_same_settings(checkpoint, sum(shape.numel() for shape in trained))
         self.micro_batches = checkpoint["micro_batches"]
         self._set_own_settings(checkpoint)
-        self._since_read.copy_(torch.tensor(checkpoint["counters"], dtype=torch.float64))
-        self._norms.copy_(torch.tensor(checkpoint["norms"], dtype=torch.float64))
-        if "slope" in checkpoint:  # in those written before there was one it is not
-            self._slope.copy_(torch.tensor(checkpoint["slope"], dtype=torch.float64))
+        self.restore_counted(checkpoint)
         self._newest_nats = checkpoint.get("newest_nats", math.nan)
 
     def require_same_settings(self, checkpoint: dict, n_parameters: int) -> None:

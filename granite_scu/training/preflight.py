@@ -11,12 +11,12 @@ from granite_scu.control import PI, Controller
 from granite_scu.control.diagnostics.reachability import OTHER_WAYS
 from granite_scu.control.laws.auto import FREE, SHORT, START
 from granite_scu.control.laws.wrapper import Wrapper
+from granite_scu.control.slopes import micro_batches_read
 from granite_scu.control.units import counted, per_cent
 from granite_scu.model.document_mask import can_isolate
 from granite_scu.model.loading import announce_kernels, known_config, most_tokens, untested
 from granite_scu.storage.recording import recorded_weight
 from granite_scu.training.prepared_run import PreparedRun
-from granite_scu.training.slopes import micro_batches_read
 
 log = logging.getLogger(__name__)
 

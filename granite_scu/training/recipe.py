@@ -78,7 +78,6 @@ from granite_scu.training.resume import (
     warn_of_changes,
     warn_of_newer,
 )
-from granite_scu.training.slopes import SlopeSensor
 from granite_scu.training.trainer import TimeLimit, build_trainer, conclude, fit, given_objects, kill_children, part
 
 log = logging.getLogger(__name__)
@@ -345,9 +344,8 @@ def _assemble(
     # What measures, steers and keeps.
     stopwatch, monitor = Stopwatch(), _monitor(run)
     best = BestAdapter(run.folder.path / BEST_ADAPTER, drift and drift.budget, drift and drift.share)
-    slopes = SlopeSensor() if run.controller.needs_slopes else None
     record = run.folder.append_history
-    scu = ShannonControl(run.controller, every, stopwatch, record, monitor, listeners, slopes, drift and drift.plant)
+    scu = ShannonControl(run.controller, every, stopwatch, record, monitor, listeners, drift and drift.plant)
     savings = Savings(scu.set_benefit, stopwatch) if getattr(run.controller, "needs_benefit", False) else None
     validates = run.intervals.validation if run.data.holds_out("validation") else None
     checkpoints = Checkpoints(run.folder, run.intervals.checkpoint, validates, asked.keep, stopwatch, course)

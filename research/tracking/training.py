@@ -120,7 +120,7 @@ def _disturbance(cell: TrackingCell, request: Any) -> Any:
                 for group in trainer.optimizers[0].param_groups:
                     group["lr"] *= 3
             elif cell.disturbance.startswith("S*"):
-                control = next(c for c in trainer.callbacks if isinstance(c, ShannonControl))
-                control.controller = replace(control.controller, setpoint=moved(cell.setpoint, cell.disturbance))
+                loop = next(c for c in trainer.callbacks if isinstance(c, ShannonControl)).loop
+                loop.law = replace(loop.law, setpoint=moved(cell.setpoint, cell.disturbance))
 
     return Disturbance()

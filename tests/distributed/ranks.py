@@ -15,8 +15,8 @@ class WriteSetpoints(L.Callback):
         self.folder, self.seen = Path(folder), []
 
     def on_train_batch_end(self, trainer: L.Trainer, *_) -> None:
-        (scu,) = (callback for callback in trainer.callbacks if isinstance(callback, ShannonControl))
-        self.seen.append([scu.latest.get("s_target"), scu.action.reg_strength])
+        (loop,) = (callback.loop for callback in trainer.callbacks if isinstance(callback, ShannonControl))
+        self.seen.append([loop.latest.get("s_target"), loop.action.reg_strength])
 
     def on_train_end(self, trainer: L.Trainer, *_) -> None:
         (self.folder / f"{trainer.global_rank}.json").write_text(json.dumps(self.seen), encoding="utf-8")

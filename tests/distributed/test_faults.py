@@ -124,7 +124,7 @@ def note(where, name):
 
         def after_tick(control, trainer, module):
             tick(control, trainer, module)
-            records.append(killing.unclocked(control.latest))
+            records.append(killing.unclocked(control.loop.latest))
             torch.save(records, where / f"{name}-ticks{rank}.pt")
 
         GraniteModule.prepare_gradient, ShannonControl.tick = after_gradient, after_tick

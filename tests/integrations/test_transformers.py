@@ -35,7 +35,6 @@ from granite_scu.model.description_length import squared_norms
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.module import GraniteModule
-from granite_scu.training.slopes import SlopeSensor
 
 CPR, KL = "research.laws.cpr:CPR", "research.laws.kl:KL"
 TINY_FOLDER = str(files("granite_scu.model") / "assets" / TINY_MODEL)
@@ -63,8 +62,7 @@ def ours(module, data, law, accumulate: int = ACCUMULATE) -> tuple[list[dict], l
     """The records of the application's loop, and the factors that it began with."""
     records: list[dict] = []
     watch = Stopwatch()
-    slopes = SlopeSensor() if law.needs_slopes else None
-    loop = ShannonControl(law, EVERY, watch, records.append, slopes=slopes)
+    loop = ShannonControl(law, EVERY, watch, records.append)
     start = [factor.detach().clone() for factor in module.factors]
     L.Trainer(
         accelerator="cpu",
@@ -211,7 +209,7 @@ def test_a_step_that_a_scaler_left_out_counts_only_as_skipped(examples, adapted,
     assert [(tick["step"], tick["skipped"]) for tick in (first, last)] == [(3, 1), (4, 1)]
     assert [tick["tokens"] for tick in (first, last)] == [counts[0] + counts[2], counts[0] + counts[2] + counts[3]]
     [callback] = [each for each in run.callback_handler.callbacks if isinstance(each, ShannonCallback)]
-    assert callback._running.state()["travel"] == pytest.approx([0.0, 3 * run.args.learning_rate])
+    assert callback._loop.travel == pytest.approx(3 * run.args.learning_rate)
 
 
 def text_rows(count: int) -> torch.Tensor:

@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from granite_scu.config.errors import RunFailed
 from granite_scu.config.settings import IGNORED
+from granite_scu.control.slopes import SlopeSensor
 from granite_scu.model import loss
 from granite_scu.training.module import GraniteModule, schedule
-from granite_scu.training.slopes import SlopeSensor
 
 RATE = 0.05
 
@@ -474,7 +474,8 @@ def test_a_compiled_model_is_compiled_once(small_and_deeper, make_module, fit, m
             module.reg_strength = 0.1 * index
 
         def on_train_batch_end(self, trainer, module, *_):
-            slopes[-1] += SlopeSensor().read(held_out, module, module.read_window())
+            trainer.datamodule = held_out
+            slopes[-1] += SlopeSensor().read(module, module.read_window().slope)
 
     class Validated(UnderSGD):
         def val_dataloader(self):
@@ -483,7 +484,9 @@ def test_a_compiled_model_is_compiled_once(small_and_deeper, make_module, fit, m
     counters = torch._dynamo.utils.counters
     torch.compiler.reset()
     loss._compiled_work.cache_clear()
-    held_out = SimpleNamespace(n_held_out=1, held_out=lambda number: make_batches(1, seed=1)[0])
+    held_out = SimpleNamespace(
+        teardown=lambda stage: None, n_held_out=1, held_out=lambda number: make_batches(1, seed=1)[0]
+    )
     gradients, slopes = [], []
     for compiled in (False, True):
         counters.clear()

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import lightning as L
 import pytest
@@ -11,34 +10,37 @@ from lightning.pytorch.plugins import MixedPrecision
 from rounding import rounding
 
 from granite_scu.control.laws.base import Slopes
+from granite_scu.control.slopes import SlopeSensor
 from granite_scu.model.initial_adapter import open_start
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.modes import without_dropout
 from granite_scu.storage.checkpoint import save_adapter
-from granite_scu.training.slopes import SlopeSensor
 
 LN2 = 0.6931471805599453
 
 
-@dataclass
-class HeldOut:
-    """Held-out micro-batches, as a data module gives them."""
+class HeldOut(L.LightningDataModule):
+    """Held-out micro-batches, as a run's own data module gives them."""
 
-    batches: list[dict]
-
-    @property
-    def n_held_out(self) -> int:
-        return len(self.batches)
+    def __init__(self, batches: list[dict]) -> None:
+        super().__init__()
+        self.batches, self.n_held_out = batches, len(batches)
 
     def held_out(self, number: int) -> dict:
         return self.batches[number]
+
+
+def read(sensor: SlopeSensor, module, batches: list[dict]) -> Slopes:
+    """The slopes now, of these held-out micro-batches."""
+    module.trainer.datamodule = HeldOut(batches)
+    return sensor.read(module, module.read_window().slope)
 
 
 class Reader(L.Callback):
     """Reads the slopes after every step, and beside them what they should be."""
 
     def __init__(self, held_out: list[dict]) -> None:
-        self.sensor, self.data = SlopeSensor(), HeldOut(held_out)
+        self.sensor, self.texts = SlopeSensor(), held_out
         self.read: list[Slopes] = []
         self.held_out: list[float] = []
         self.held_out_slopes: list[float] = []
@@ -51,10 +53,10 @@ class Reader(L.Callback):
 
     def on_train_batch_end(self, trainer, module, *_):
         tick = len(self.read)
-        batches = [self.data.held_out(tick % self.data.n_held_out)]
+        batches = [self.texts[tick % len(self.texts)]]
         self.held_out.append(saved(module, batches, 1.0))
         self.held_out_slopes.append(derivative(lambda x: saved(module, batches, x)))
-        self.read.append(self.sensor.read(self.data, module, module.read_window()))
+        self.read.append(read(self.sensor, module, self.texts))
         self.modes.append(module.model.training)
 
 
@@ -154,12 +156,11 @@ def test_from_an_adapter_they_are_along_the_way_from_it(make_module, fit, make_b
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
 def test_in_half_precision_they_are_those_of_fp32_but_for_rounding(make_module, fit, make_batches, precision):
     """Under fp16 with the GradScaler that a GPU has; PyTorch has one for the CPU too, which Lightning does not take."""
-    batches, read = make_batches(8, seed=1), []
+    batches, found = make_batches(8, seed=1), []
 
     class End(L.Callback):
         def on_train_end(self, trainer, module):
-            window = module.read_window()
-            read.extend(SlopeSensor().read(HeldOut([batch]), module, window).held_out_slope for batch in batches)
+            found.extend(read(SlopeSensor(), module, [batch]).held_out_slope for batch in batches)
 
     module, exact = make_module(measures_slopes=True, dtype=WEIGHT_DTYPES[precision]), make_module()
     give_size(module, 1.0)
@@ -174,27 +175,27 @@ def test_in_half_precision_they_are_those_of_fp32_but_for_rounding(make_module, 
         gradients = torch.autograd.grad(exact(**batch), b)
         nats = sum(float((gradient * factor).sum()) for gradient, factor in zip(gradients, b, strict=True))
         expected.append(-nats / int((batch["labels"] != -100).sum()) / LN2)
-    wrong = [found - right for found, right in zip(read, expected, strict=True)]
+    wrong = [one - right for one, right in zip(found, expected, strict=True)]
     assert math.hypot(*wrong) < 0.3 * math.hypot(*expected)  # single ones may be near 0
     assert abs(sum(wrong)) < 0.1 * sum(map(abs, expected))
 
 
 def test_in_fp16_they_overflow_no_sooner_than_the_gradients_of_accumulated_steps(make_module, fit, make_batches):
     """A scaler that doubles at every step, until the gradients of a step overflow."""
-    held_out, read = HeldOut(make_batches(2, seed=1)), []
+    held_out, found = make_batches(2, seed=1), []
 
     class Step(L.Callback):
         def on_train_batch_end(self, trainer, module, batch, output, number):
             if number % 8 == 7:
-                slopes = SlopeSensor().read(held_out, module, module.read_window())
-                read.append((module.latest_step_was_finite, slopes.usable))
+                slopes = read(SlopeSensor(), module, held_out)
+                found.append((module.latest_step_was_finite, slopes.usable))
 
     module = make_module(measures_slopes=True, dtype=WEIGHT_DTYPES["16-mixed"])
     give_size(module, 1.0)
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", growth_interval=1))
     fit(module, make_batches(8) * 20, callbacks=[Step()], plugins=[plugin], accumulate_grad_batches=8)
-    assert not all(finite for finite, _ in read)
-    assert all(usable for _, usable in read)
+    assert not all(finite for finite, _ in found)
+    assert all(usable for _, usable in found)
 
 
 def test_the_training_slope_is_that_of_all_micro_batches_since_the_last_reading(make_module, fit, make_batches):
@@ -217,29 +218,29 @@ def test_the_training_slope_is_that_of_all_micro_batches_since_the_last_reading(
 def test_a_held_out_micro_batch_without_a_supervised_token_has_no_figures(make_module, fit, make_batches):
     (silent,) = make_batches(1, seed=1)
     silent["labels"] = torch.full_like(silent["labels"], -100)
-    read = []
+    found = []
 
     class End(L.Callback):
         def on_train_end(self, trainer, module):
-            read.append(SlopeSensor().read(HeldOut([silent]), module, module.read_window()))
+            found.append(read(SlopeSensor(), module, [silent]))
 
     fit(make_module(measures_slopes=True), make_batches(1), callbacks=[End()])
-    assert [value != value for value in read[0]] == [True, True, False, False]
+    assert [value != value for value in found[0]] == [True, True, False, False]
 
 
 def test_a_reading_that_is_not_finite_is_read_again_and_one_without_a_label_is_not(make_module, fit, make_batches):
     good, silent = make_batches(2, seed=1)
     silent["labels"] = torch.full_like(silent["labels"], -100)
-    read = []
+    found = []
 
     class End(L.Callback):
         def on_train_end(self, trainer, module):
-            sensor, window, factor = SlopeSensor(), module.read_window(), module.factors[0]
+            sensor, factor = SlopeSensor(), module.factors[0]
             kept = factor.detach().clone()
             for broken in (True, False, False, False):
                 factor.data.copy_(torch.full_like(kept, math.nan) if broken else kept)
-                read.append(sensor.read(HeldOut([good, silent]), module, window).held_out)
-            assert sensor.state_dict()["turn"] == 3
+                found.append(read(sensor, module, [good, silent]).held_out)
+            assert sensor.state()["turn"] == 3
 
     fit(make_module(measures_slopes=True), make_batches(1), callbacks=[End()])
-    assert math.isnan(read[0]) and read[1] == read[3] and math.isnan(read[2])
+    assert math.isnan(found[0]) and found[1] == found[3] and math.isnan(found[2])

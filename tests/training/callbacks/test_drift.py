@@ -69,7 +69,7 @@ def test_the_loop_holds_drift_at_the_budget(trained, share):
 
 def test_lambda_is_that_of_the_law_alone_when_it_is_fed_drift(trained):
     _, held = trained(12, 0.002)
-    law, travel = held.control.controller, 0.0
+    law, travel = held.control.loop.law, 0.0
     state, base_bpt = law.init(), held.meter.steering.base_bpt
     for record in held.records:
         travel += 2 * record["lr"]

@@ -141,4 +141,4 @@ def test_travel_counts_in_rises_of_s(make_module, make_batches, fit):
     assert stop.ticks[risen].travel == pytest.approx(1.0)
     assert all(tick.travel == 0 for tick in stop.ticks[:risen])
     assert stop.ticks[-1].travel > 1.0
-    assert stop.rise == pytest.approx(callbacks[1].travel / stop.ticks[-1].travel)
+    assert stop.rise == pytest.approx(callbacks[1].loop.travel / stop.ticks[-1].travel)

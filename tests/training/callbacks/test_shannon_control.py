@@ -9,7 +9,8 @@ from granite_scu import control
 from granite_scu.config.errors import Diverged
 from granite_scu.control import Measurement
 from granite_scu.control.laws.base import AdapterBenefit
-from granite_scu.training.callbacks.shannon_control import SKIPPED_IN_A_ROW, ShannonControl
+from granite_scu.control.loop import SKIPPED_IN_A_ROW
+from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 
 # A prior and a rate with which S comes within reach of the setpoint in a few steps.
@@ -110,7 +111,7 @@ def test_lambda_is_that_of_the_law_alone_when_it_is_fed_what_was_measured(contro
         assert record["lambda"] == output.reg_strength
         assert record["error"] == output.error
         assert (record["p_term"], record["i_term"]) == (output.p_term, output.i_term)
-    assert attached.callback.state == state
+    assert attached.callback.loop.law_state == state
 
 
 def test_the_law_sees_what_a_validation_found_at_the_next_tick_alone(controlled):
@@ -160,9 +161,9 @@ def test_a_resumed_run_takes_another_learning_rate_and_its_travel_stays_comparab
     module = make_module(optimizer={"learning_rate": 3e-2})
     fit(module, make_batches(8), max_steps=8, callbacks=second.callbacks, ckpt_path=tmp_path / "state.ckpt")
     assert {record["lr"] for record in second.records} == {3e-2}
-    assert second.callback.state.growth == first.callback.state.growth
-    assert first.callback.state.travel == pytest.approx(4 * 1e-2)
-    assert second.callback.state.travel == pytest.approx(4 * 1e-2 + 4 * 3e-2)
+    assert second.callback.loop.law_state.growth == first.callback.loop.law_state.growth
+    assert first.callback.loop.law_state.travel == pytest.approx(4 * 1e-2)
+    assert second.callback.loop.law_state.travel == pytest.approx(4 * 1e-2 + 4 * 3e-2)
 
 
 # Steps that are not finite
@@ -184,7 +185,7 @@ def test_travel_is_the_sum_of_the_rates_of_the_applied_steps_alone(make_module, 
     batches = [poison(module, batch) if i in (3, 4) else batch for i, batch in enumerate(make_batches(8))]
     fit(module, batches, callbacks=attached.callbacks)
     rates = [0.1 * (1 - step / 10) for step in range(8)]
-    assert attached.callback.state.travel == pytest.approx(sum(rates) - rates[3] - rates[4])
+    assert attached.callback.loop.law_state.travel == pytest.approx(sum(rates) - rates[3] - rates[4])
 
 
 def test_an_end_without_a_finite_step_holds_lambda(controlled, poison):
@@ -215,4 +216,4 @@ def test_finite_steps_in_between_let_a_run_go_on(controlled, poison):
         return [batch if i % 45 == 44 else poison(module, batch) for i, batch in enumerate(batches)]
 
     _, attached = controlled(100, every=10, change=poison_most)
-    assert attached.callback.skipped == 98
+    assert attached.callback.loop.skipped == 98

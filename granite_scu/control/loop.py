@@ -1,0 +1,214 @@
+"""The control loop, whoever trains: at each tick measure S, update the law, let lambda act, record.
+
+``GraniteModule`` under Lightning and ``TrainerPlant`` under transformers are its plants.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol
+
+from granite_scu.control.laws.base import AdapterBenefit, Controller, Measurement, Output, restored
+from granite_scu.control.record import as_drift_record, as_record
+from granite_scu.control.slopes import HeldOutPlant, SlopeSensor
+
+SKIPPED_IN_A_ROW = 50
+"""Optimizer steps without one finite among them after which a run has failed."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What happened over the optimizer steps since the last reading, over all processes.
+
+    Attributes:
+        nats: summed cross-entropy of the applied steps.
+        tokens: supervised tokens of the applied steps.
+        applied: optimizer steps that changed the weights.
+        skipped: optimizer steps left out because a loss or gradient was not finite.
+        travel: sum of the learning rates of the applied steps.
+        data_bpt: cross-entropy in bits per token; NaN when no step was applied.
+        layer_bpt: bits per token that describe each adapted matrix now.
+        grad_norm: of the last step, data and penalty together, before clipping.
+        data_grad_norm: of the cross-entropy alone.
+        penalty_grad_norm: of what lambda multiplies alone: ParamNPT, or drift.
+        slope: dV/dx at x = 1 on the text of the applied steps, with V(x) what the adapter scaled by x saves, bits per
+            token; None unless the plant measures slopes.
+    """
+
+    nats: float
+    tokens: int
+    applied: int
+    skipped: int
+    travel: float
+    data_bpt: float
+    layer_bpt: tuple[float, ...]
+    grad_norm: float
+    data_grad_norm: float
+    penalty_grad_norm: float
+    slope: float | None = None
+
+    @property
+    def param_bpt(self) -> float:
+        """Bits per token that describe the adapter now."""
+        return math.fsum(self.layer_bpt)
+
+
+class Plant(HeldOutPlant, Protocol):
+    """What is controlled. Every process calls the same in the same order, and is told the same to the bit."""
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the run."""
+
+    def act(self, reg_strength: float, layers: tuple[float, ...] | None, param_bound: float | None) -> None:
+        """Train on under this lambda, these of each adapted matrix in its place, and this bound in bits per token."""
+
+    def counts(self) -> tuple[int, int]:
+        """Optimizer steps applied since the last reading, and the newest ones that were skipped, in a row up to now."""
+
+    def read_window(self) -> Window:
+        """Read and reset what was counted since the last reading."""
+
+    def kl_from_start(self) -> float:
+        """KL(adapted || as training began) over the newest micro-batches, bits per supervised token."""
+
+
+class Action(NamedTuple):
+    """What a law has a plant do, as the fields of ``Output`` of these names."""
+
+    reg_strength: float
+    layers: tuple[float, ...] | None = None
+    param_bound: float | None = None
+
+
+class ControlLoop:
+    """One law in one run: every ``every`` applied optimizer steps (a tick) it measures S and sets the plant's lambda.
+
+    Which steps were applied and which skipped, only the device knows. It is asked when a tick would be due if all
+    were applied, and when 50 might have been skipped in a row; what was skipped is made up for before the tick.
+
+    Args:
+        law: the controller.
+        every: applied optimizer steps between ticks.
+        drift: measures drift for the law, in the place of a measurement of S; lambda then multiplies drift.
+
+    Attributes:
+        action: in force.
+        latest: the record of the newest tick, as ``scu_history.json`` has it.
+        step: optimizer steps done.
+        tokens, skipped, ticks: of the run up to the newest tick.
+        travel: sum of the learning rates of all applied steps up to it.
+        failing: the most steps that may have been skipped in a row up to now; exact from ``SKIPPED_IN_A_ROW`` on.
+        rate: the learning rate of the newest optimizer step; whoever trains tells it.
+        saved: what a validation found, for the law to see at the next tick.
+    """
+
+    def __init__(
+        self, law: Controller[Any], every: int, drift: Callable[[Measurement], Measurement] | None = None
+    ) -> None:
+        self.law, self.every, self.drift = law, every, drift
+        self.law_state = law.init()
+        self.slopes = SlopeSensor() if law.needs_slopes else None
+        self.action = Action(law.initial_strength)
+        self.latest: dict[str, Any] = {}
+        self.saved: AdapterBenefit | None = None
+        self.step = self.tokens = self.skipped = self.ticks = self.failing = 0
+        self.travel = 0.0
+        self.rate: float | None = None
+        self._pending = 0  # steps since the last tick, without those that are known to have been skipped
+
+    def start(self, plant: Plant, step: int) -> None:
+        """Act as before the first tick, or as the checkpoint of ``step`` says."""
+        self.step = step
+        plant.act(*self.action)
+
+    def after_step(self, plant: Plant, step: int) -> bool:
+        """Count an optimizer step, the ``step``-th of the run; returns whether a tick is due."""
+        self.step = step
+        self._pending, self.failing = self._pending + 1, self.failing + 1
+        if self._pending >= self.every or self.failing >= SKIPPED_IN_A_ROW:
+            self._pending, self.failing = plant.counts()
+        return self._pending >= self.every
+
+    def tick(self, plant: Plant) -> Window:
+        """Measure, update the law, act and record in ``latest``; returns what was read of the steps."""
+        window = plant.read_window()
+        self._pending = 0
+        self.tokens += window.tokens
+        self.skipped += window.skipped
+        self.travel += window.travel
+        measured = self._measure(plant, window)
+        seen = self.drift(measured) if self.drift else measured
+        self.law_state, output = self.law.update(self.law_state, seen)
+        self.saved = None
+        self.action = self.action_of(output)
+        plant.act(*self.action)
+        self.latest = self._record(window, measured, seen, output)
+        self.ticks += 1
+        return window
+
+    def _measure(self, plant: Plant, window: Window) -> Measurement:
+        total = window.data_bpt + window.param_bpt
+        return Measurement(
+            s=window.param_bpt / total if total else 0.0,
+            data_bpt=window.data_bpt,
+            param_bpt=window.param_bpt,
+            layers=window.layer_bpt,
+            kl=plant.kl_from_start() if self.law.needs_kl else None,
+            step=self.step,
+            progress=min(1.0, self.step / plant.total_steps),
+            travel=self.travel,
+            saved=self.saved,
+            slopes=self.slopes and self.slopes.read(plant, window.slope),
+        )
+
+    def action_of(self, output: Output) -> Action:
+        """What the output has the plant do. A lambda that holds drift acts as 0 where it rests at its lower bound: it
+        moves nothing there, and an anchor costs time."""
+        rests = self.drift and output.saturated and output.reg_strength < self.law.initial_strength
+        return Action(0.0 if rests else output.reg_strength, output.layers, output.param_bound)
+
+    def _record(self, window: Window, measured: Measurement, seen: Measurement, output: Output) -> dict[str, Any]:
+        setpoint = self.law.setpoint
+        if self.drift and setpoint is not None:
+            told = as_drift_record(measured, seen, output, setpoint)
+        else:
+            told = as_record(measured, output, setpoint)
+        return {
+            "step": self.step,
+            "tokens": self.tokens,
+            **told,
+            "lr": self.rate,
+            "grad_norm": window.grad_norm,
+            "data_grad_norm": window.data_grad_norm,
+            "penalty_grad_norm": window.penalty_grad_norm,
+            "skipped": self.skipped,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run continues from; also by way of JSON. The same in every process."""
+        return {
+            "name": type(self.law).__name__,
+            "setpoint": self.law.setpoint,
+            "controller": asdict(self.law_state),
+            "action": self.action._asdict(),
+            "counts": [self.tokens, self.skipped, self._pending],
+            "travel": self.travel,
+            "latest": self.latest,
+            "ticks": self.ticks,
+            "saved": self.saved and tuple(self.saved),
+            "slopes": self.slopes and self.slopes.state(),
+            "learning_rate": self.rate,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from there."""
+        self.law_state = restored(self.law.init(), state["controller"])
+        action = state["action"]
+        self.action = Action(**action | {"layers": action["layers"] and tuple(action["layers"])})
+        self.tokens, self.skipped, self._pending = state["counts"]
+        self.travel, self.latest, self.ticks = state["travel"], state["latest"], state["ticks"]
+        self.saved = state["saved"] and AdapterBenefit(*state["saved"])
+        self.rate = state["learning_rate"]
+        if self.slopes and state.get("slopes"):
+            self.slopes.restore(state["slopes"])

@@ -1,0 +1,275 @@
+"""What the control loop controls, whoever trains it: the optimizer steps of an adapter under lambda, and their count.
+
+Sums are kept on the device and divided once, where they are read: nothing here waits for it between two ticks.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from granite_scu.control.loop import Window
+from granite_scu.model.description_length import (
+    LN2,
+    LowRankUpdate,
+    Measure,
+    along_scale,
+    bits,
+    decay,
+    layer_npt,
+    scale_onto,
+    weighted_penalty,
+)
+from granite_scu.model.modes import evaluation_mode, without_dropout
+
+SUMS = {"_since_read": 5, "_skipped_in_a_row": 1, "_norms": 3, "_slope": 1}
+"""(nats, tokens, applied, skipped, travel) since the last reading; norms of the gradient, the data's, the penalty's."""
+
+
+class AdapterPlant(nn.Module):
+    """A model whose adapter is trained under CE + reg_strength * ParamNPT. It knows no controller.
+
+    ``reg_strength`` (lambda) is set between optimizer steps, by ``act`` or alone; at its default of zero this is plain
+    LoRA fine-tuning. So are ``layer_strengths``, which tells matrices apart, and ``param_bound``, onto which the update
+    is projected. With ``drift_gradient`` set, lambda multiplies drift in the place of ParamNPT.
+
+    A trainer calls, once an optimizer step, ``regularise`` with the gradient of the mean loss in ``.grad``,
+    ``count_step`` and, after the update, ``act_on_update``.
+
+    Args:
+        prior_sigma: standard deviation of the prior on the entries of Delta W.
+        n_tokens: N, the tokens that the description of the adapter is spread over.
+        total_steps: optimizer steps of the run.
+        gradient_clip: largest gradient norm, data and penalty together; 0 does not clip.
+        measure: what ParamBPT counts, the update or its factors.
+        actuator: whether lambda acts through the gradient or, decoupled, on the update after a step.
+        measures_slopes: keep the slope of the training loss along the adapter's scale, for ``Window.slope``.
+        device: of the sums.
+    """
+
+    def __init__(
+        self,
+        prior_sigma: float,
+        n_tokens: int,
+        total_steps: int,
+        gradient_clip: float,
+        measure: Measure = "delta",
+        actuator: Literal["loss", "decoupled"] = "loss",
+        measures_slopes: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        self.prior_sigma, self.n_tokens, self.total_steps = prior_sigma, n_tokens, total_steps
+        self.gradient_clip, self.measure, self.actuator = gradient_clip, measure, actuator
+        self.measures_slopes = measures_slopes
+        self.reg_strength = 0.0
+        self.layer_strengths: tuple[float, ...] | None = None
+        self.param_bound: float | None = None
+        self.drift_gradient: Callable[[int], list[Tensor]] | None = None
+        self._of_step, self._rate = torch.zeros(3, dtype=torch.float64, device=device), 0.0
+        self.register_buffer("_finite", torch.ones((), dtype=torch.bool, device=device), persistent=False)
+        for name, size in SUMS.items():
+            self.register_buffer(name, torch.zeros(size, dtype=torch.float64, device=device), persistent=False)
+
+    # What differs between trainers
+
+    model: nn.Module | None
+    """With its adapted layers."""
+
+    @property
+    @abstractmethod
+    def factors(self) -> Sequence[Tensor]:
+        """A and B of every adapted matrix, in the order of the layers."""
+
+    @property
+    @abstractmethod
+    def layer_updates(self) -> list[LowRankUpdate]:
+        """The updates of the adapted matrices as they are now, in fp32 or wider."""
+
+    @abstractmethod
+    def reduced(self, sums: Tensor) -> Tensor:
+        """Sums over all processes; the same bits on each."""
+
+    @abstractmethod
+    def cost(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Summed cross-entropy of a batch in nats, differentiable, and its number of supervised tokens; in fp64."""
+
+    @abstractmethod
+    def loss_unit(self, tokens: Tensor) -> Tensor | float:
+        """What training divides the summed loss of a batch of so many tokens by, before its gradient is taken: fp16's
+        vanish at more, and overflow at less."""
+
+    @abstractmethod
+    def precision(self) -> AbstractContextManager[None]:
+        """A context in which the model computes as in training, and what is computed counts nowhere."""
+
+    @abstractmethod
+    def as_it_began(self) -> AbstractContextManager[None]:
+        """A context in which the model is what it was as training began."""
+
+    # Lambda
+
+    def act(self, reg_strength: float, layers: tuple[float, ...] | None, param_bound: float | None) -> None:
+        """Train on under this lambda, these of each adapted matrix in its place, and this bound in bits per token."""
+        self.reg_strength, self.layer_strengths, self.param_bound = reg_strength, layers, param_bound
+
+    @torch.no_grad()
+    def regularise(self, nats: Tensor, tokens: Tensor, rate: float, step: int) -> Tensor:
+        """Add lambda * grad ParamNPT, or of drift, to ``.grad`` of the mean loss, then clip.
+
+        Args:
+            nats, tokens: of the step, over all processes; in fp64.
+            rate: the learning rate that the step is taken with.
+            step: optimizer steps done, which says whose turn it is of the general text.
+
+        Returns:
+            (3,) norms: of the sum before it was clipped, of the data's gradient, of the penalty's.
+        """
+        trained = [factor for factor in self.factors if factor.requires_grad]
+        gradients = [factor.grad for factor in trained]
+        slope = self._slope_of_data() * tokens if self.measures_slopes else torch.zeros_like(tokens)
+        data_norm = torch.nn.utils.get_total_norm(gradients)
+        penalty_norm = torch.zeros_like(data_norm)
+        if self.actuator == "loss" and any(self._strengths()):
+            penalty = self._drift_penalty(step) if self.drift_gradient else self._penalty()
+            penalty_norm = torch.nn.utils.get_total_norm(penalty)
+            torch._foreach_add_(gradients, penalty)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self.gradient_clip:
+            torch.nn.utils.clip_grads_with_norm_(trained, self.gradient_clip, norm)
+        self._of_step, self._rate = torch.stack([nats, tokens, slope]), rate
+        norms = torch.stack([norm, data_norm, penalty_norm])
+        self._norms.copy_(norms)
+        return norms
+
+    def _slope_of_data(self) -> Tensor:
+        """dL/dx of the loss that ``.grad`` is the gradient of, x the scale of the update."""
+        return along_scale([factor.grad for factor in self._scaled()], self.layer_updates)
+
+    def _scaled(self) -> Sequence[Tensor]:
+        """The factors that change when the update is scaled, see ``description_length.scaled_factors``."""
+        return self.factors if self.layer_updates[0].origin else self.factors[1::2]
+
+    def _strengths(self) -> list[float]:
+        """Lambda of each adapted matrix."""
+        return list(self.layer_strengths or [self.reg_strength] * (len(self.factors) // 2))
+
+    def _penalty(self) -> list[Tensor]:
+        """The gradient of the weighted ParamNPT, by those factors that are trained."""
+        strengths = self._strengths()
+        all_of = weighted_penalty(self.layer_updates, strengths, self.prior_sigma, self.n_tokens, self.measure)
+        return [gradient for gradient, factor in zip(all_of, self.factors, strict=True) if factor.requires_grad]
+
+    def _drift_penalty(self, step: int) -> list[Tensor]:
+        """The gradient of lambda times drift, by those factors that are trained."""
+        assert self.drift_gradient
+        penalty = self.drift_gradient(step)
+        torch._foreach_mul_(penalty, self.reg_strength)
+        return penalty
+
+    def count_step(self, finite: Tensor) -> None:
+        """Count the step that ``regularise`` prepared: as applied, or, where it is not ``finite``, as skipped."""
+        nats, tokens, slope = self._of_step
+        one, zero = torch.ones_like(nats), torch.zeros_like(nats)
+        applied = torch.stack([nats, tokens, one, zero, self._rate * one])
+        skipped = torch.stack([zero, zero, zero, one, zero])
+        self._finite.copy_(finite)
+        self._since_read += torch.where(finite, applied, skipped)
+        self._slope += torch.where(finite, slope, 0.0)
+        self._skipped_in_a_row.add_(1).mul_(~finite)
+
+    @torch.no_grad()
+    def act_on_update(self) -> None:
+        """Act on the update itself, after a step that was not skipped: decoupled lambda, and the projection."""
+        if self.actuator == "decoupled" and any(self._strengths()):
+            decays = [decay(x, self._rate, self.prior_sigma, self.n_tokens, self.measure) for x in self._strengths()]
+            # A tensor made of them here would be a copy to the device, which is waited for.
+            factors = {factor: torch.where(self._finite, factor, 1.0) for factor in set(decays)}
+            self._scale_factors([factors[factor] for factor in decays])
+        if self.param_bound is not None:
+            root = scale_onto(self._layer_npt().sum(), self.param_bound * LN2, self.measure)
+            self._scale_factors([torch.where(self._finite, root, 1.0)] * (len(self.factors) // 2))
+
+    def _scale_factors(self, scales: list[Tensor]) -> None:
+        """Multiply A and B of each matrix by its scale."""
+        torch._foreach_mul_(self.factors, [scale.float() for scale in scales for _ in ("a", "b")])
+
+    # What is read. All of it synchronises with the device
+
+    @property
+    def latest_step_was_finite(self) -> bool:
+        """Whether the newest optimizer step was applied."""
+        return bool(self._finite)
+
+    def counts(self) -> tuple[int, int]:
+        """Optimizer steps applied since the last reading, and the newest ones that were skipped, in a row up to now."""
+        applied, in_a_row = torch.cat([self._since_read[2:3], self._skipped_in_a_row]).tolist()
+        return int(applied), int(in_a_row)
+
+    def read_window(self) -> Window:
+        """Read and reset what was counted since the last reading."""
+        nats, tokens, applied, skipped, travel = self._since_read.tolist()
+        slope = self._slope.item() if self.measures_slopes else None
+        self._since_read.zero_()
+        self._slope.zero_()
+        norm, data_norm, penalty_norm = self._norms.tolist()
+        return Window(
+            nats=nats,
+            tokens=int(tokens),
+            applied=int(applied),
+            skipped=int(skipped),
+            travel=travel,
+            data_bpt=bits(nats / tokens) if tokens else math.nan,
+            layer_bpt=self.layer_bpt(),
+            grad_norm=norm,
+            data_grad_norm=data_norm,
+            penalty_grad_norm=penalty_norm,
+            slope=None if slope is None else bits(-slope / tokens) if tokens else math.nan,
+        )
+
+    def layer_bpt(self) -> tuple[float, ...]:
+        """Bits per token that describe each adapted matrix as it is now."""
+        return tuple(bits(npt) for npt in self._layer_npt().tolist())
+
+    @torch.no_grad()
+    def _layer_npt(self) -> Tensor:
+        return layer_npt(self.layer_updates, self.prior_sigma, self.n_tokens, self.measure)
+
+    def loss_and_slope(self, batch: Any) -> tuple[float, float]:
+        """The loss of a batch over all processes and its derivative by the scale of the update, at 1; bits per token.
+
+        In training mode, as gradient checkpointing and the training kernels work in no other, but without dropout.
+        """
+        with self.precision(), without_dropout(self.model), torch.enable_grad():
+            nats, tokens = self.cost(batch)
+            unit = self.loss_unit(tokens)
+            gradients = torch.autograd.grad(nats / unit, self._scaled())
+        slope = along_scale(gradients, self.layer_updates) * unit
+        return self.per_token(nats.detach(), tokens), self.per_token(slope, tokens)
+
+    def loss_at_start(self, batch: Any) -> float:
+        """The loss of a batch over all processes without what training has added; bits per token."""
+        with self.as_it_began(), torch.no_grad(), self.precision(), evaluation_mode(self.model):
+            return self.per_token(*self.cost(batch))
+
+    def per_token(self, nats: Tensor, tokens: Tensor) -> float:
+        """A sum over a batch, over all processes, by supervised token and in bits; NaN where there is no such token."""
+        total, count = self.reduced(torch.stack([nats.double(), tokens])).tolist()
+        return bits(total / count) if count else math.nan
+
+    # Checkpoints
+
+    def counted(self) -> dict[str, list[float]]:
+        """What was counted since the last reading, ready for JSON. The same in every process."""
+        return {"counters": self._since_read.tolist(), "norms": self._norms.tolist(), "slope": self._slope.tolist()}
+
+    def restore_counted(self, state: Mapping[str, Any]) -> None:
+        """Count on from there."""
+        self._since_read.copy_(torch.tensor(state["counters"], dtype=torch.float64))
+        self._norms.copy_(torch.tensor(state["norms"], dtype=torch.float64))
+        if "slope" in state:  # in checkpoints written before there was one it is not
+            self._slope.copy_(torch.tensor(state["slope"], dtype=torch.float64))
