@@ -106,7 +106,8 @@ class Renderer:
             raise UserError("--chat: the model's tokenizer has no chat template; leave it out, or give --chat-template")
         hidden = self.control.hide(Conversation("--chat", "", tuple(turns)))
         try:
-            text = self._applied(hidden.conversation, hidden.conversation.messages, prompting=True)
+            template = self.tokenizer.get_chat_template(tools=None)  # which tells the day as it is
+            text, _ = self._by_template(template, None, hidden.conversation.messages, prompting=True)
         except _REFUSALS as error:
             raise UserError(
                 f"--chat: the chat template refuses a question ({_reason(error)}); choose another"
@@ -117,19 +118,20 @@ class Renderer:
     def _laid_out(self, conversation: Conversation) -> tuple[str, Places | None, int]:
         """The text, the characters of it that are supervised, and the number of thoughts that it leaves out."""
         conversation, n_thoughts, is_new = self._taken(conversation)
-        whole = self._text(conversation, conversation.messages)
-        text = self._ended(whole)
+        shown = _Beginnings(self, conversation)
         if self.loss_on == "all":
-            return text, None, n_thoughts
+            return self._ended(shown.whole), None, n_thoughts
         if _GENERATION.search(self._template(conversation)):
-            spans = self._tagged(conversation, whole)
+            whole, spans = self._tagged(conversation)
             if is_new:
                 self._check_tags(conversation, whole, spans)
         else:
-            turns = [self._turn(conversation, whole, i) for i in conversation.said]
+            whole = shown.whole
+            turns = [self._turn(shown, i) for i in conversation.said]
             spans = [turn for turn in turns if turn]
             if len(spans) < len(turns):
-                spans = self._placed(conversation, whole)
+                spans = self._placed(shown)
+        text = self._ended(whole)
         spans = [(start, min(self._to_end(text, stop), len(text))) for start, stop in spans]
         return text, self._with_words(text, spans), n_thoughts
 
@@ -157,15 +159,28 @@ class Renderer:
         spans = None if self.loss_on == "all" else spans
         return Piece(text, conversation.name, spans, written, len(found), first, is_conversation=True)
 
-    def _applied(self, conversation: Conversation, messages: Any, prompting: bool, template: str | None = None) -> str:
-        asked = {"chat_template": template, "add_generation_prompt": prompting, "tokenize": False}
-        return self.tokenizer.apply_chat_template(list(messages), tools=conversation.tools, **asked)
+    def _text(self, conversation: Conversation, messages: Sequence[Any], prompting: bool = False) -> str:
+        return self._rendered(conversation, messages, prompting)[0]
 
-    def _text(self, conversation: Conversation, messages: Any, prompting: bool = False) -> str:
+    def _rendered(
+        self, conversation: Conversation, messages: Sequence[Any], prompting: bool = False, tagged: bool = False
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Messages as the template has them, and what stands within its tags where that is asked for."""
         try:
-            return self._applied(conversation, messages, prompting, self._template(conversation))
+            template = self._template(conversation)
+            return self._by_template(template, conversation.tools, messages, prompting, tagged)
         except _REFUSALS as error:
             raise UserError(self._refusal(conversation, error)) from error
+
+    def _by_template(
+        self, template: str, tools: list[Any] | None, messages: Sequence[Any], prompting: bool, tagged: bool = False
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """As the tokenizer does it, which takes no empty conversation whatever the template."""
+        said = [{name: value for name, value in message.items() if value is not None} for message in messages]
+        asked = {"add_generation_prompt": prompting, "return_assistant_tokens_mask": tagged}
+        special = self.tokenizer.special_tokens_map
+        texts, spans = render_jinja_template([said], tools=tools, chat_template=template, **asked, **special)
+        return texts[0], spans[0] if tagged else []
 
     def _refusal(self, conversation: Conversation, error: BaseException) -> str:
         names = self.tokenizer.chat_template
@@ -248,43 +263,38 @@ class Renderer:
         thought = {text.message for sign, text in marked.behind.items() if not text.what and text not in lost}
         return [text for text in lost if text.what or text.message not in thought]
 
-    def _turn(self, conversation: Conversation, whole: str, i: int) -> tuple[int, int] | None:
+    def _turn(self, shown: "_Beginnings", i: int) -> tuple[int, int] | None:
         """The characters that message ``i`` adds to the prompt before it; None where the whole begins otherwise."""
-        prompt, said = self._prompt(conversation, i), self._text(conversation, conversation.messages[: i + 1])
+        prompt, said = shown.prompt(i), shown.up_to(i + 1)
         eos = said.rfind(self.tokenizer.eos_token, len(prompt))
         stop = self._without_line_end(said, len(prompt)) if eos < 0 else eos + len(self.tokenizer.eos_token)
-        return (len(prompt), stop) if said.startswith(prompt) and whole.startswith(said[:stop]) else None
+        return (len(prompt), stop) if said.startswith(prompt) and shown.whole.startswith(said[:stop]) else None
 
-    def _prompt(self, conversation: Conversation, i: int) -> str:
-        """What stands before message ``i``."""
-        return self._text(conversation, conversation.messages[:i], True) if i else self._opening(conversation)
-
-    def _placed(self, conversation: Conversation, whole: str) -> list[tuple[int, int]]:
+    def _placed(self, shown: "_Beginnings") -> list[tuple[int, int]]:
         """The characters of each turn of the assistant: its words, wherever they stand, and the end of the turn."""
+        conversation = shown.conversation
         marked, rendered = self._marked(conversation)
-        places = marked.places(rendered, whole)
+        places = marked.places(rendered, shown.whole)
         if places is None:
             raise self._untold(conversation)
         endings = self._endings(conversation)
         return [
-            self._place(conversation, whole, i, places, endings)
+            self._place(shown, i, places, endings)
             for i in conversation.said
             if not _is_left_out(conversation.messages[i], marked.shows(i, rendered))
         ]
 
-    def _place(
-        self, conversation: Conversation, whole: str, i: int, places: dict[int, Places], endings: list[str]
-    ) -> tuple[int, int]:
+    def _place(self, shown: "_Beginnings", i: int, places: dict[int, Places], endings: list[str]) -> tuple[int, int]:
         """The characters of message ``i``.
 
         It begins behind what invites it, where that stands there; otherwise with its first word, or with the tag
         before a thought that nothing but the model writes.
         """
+        conversation, whole = shown.conversation, shown.whole
         before = max((stop for number, each in places.items() if number < i for _, stop in each), default=0)
         after = min((start for number, each in places.items() if number > i for start, _ in each), default=len(whole))
         mine, calls = places.get(i, ()), bool(conversation.messages[i].get("tool_calls"))
-        prompt = self._prompt(conversation, i)
-        asked = self._text(conversation, conversation.messages[:i]) if i else ""
+        prompt, asked = shown.prompt(i), shown.up_to(i) if i else ""
         if prompt != asked and whole.startswith(prompt) and before <= len(prompt) <= (mine[0][0] if mine else after):
             start = len(prompt)
         elif mine:
@@ -347,10 +357,9 @@ class Renderer:
         A template that refuses to render no message at all is asked what invites an answer behind a question, and that
         is looked for in the first message; where it is not there, ``_turn`` finds the beginnings to differ.
         """
-        try:  # past the tokenizer, which takes no empty conversation whatever the template
-            (nothing,), _ = self._by_template(conversation, [], add_generation_prompt=True)
-            return nothing
-        except _REFUSALS:
+        try:
+            return self._text(conversation, [], prompting=True)
+        except UserError:
             invitation = self._invitation(conversation, {"role": "user", "content": "?"})
         if not invitation:
             return ""
@@ -358,17 +367,12 @@ class Renderer:
         before, found, _ = first.partition(invitation)
         return before + found if found else first + invitation
 
-    def _by_template(self, conversation: Conversation, messages: list[Any], **asked: bool) -> tuple[Any, Any]:
-        tools, special = conversation.tools, self.tokenizer.special_tokens_map
-        template = self._template(conversation)
-        return render_jinja_template([messages], tools=tools, chat_template=template, **asked, **special)
-
-    def _tagged(self, conversation: Conversation, whole: str) -> list[tuple[int, int]]:
-        """The characters within the template's tags, of the messages that are not part of a prompt."""
+    def _tagged(self, conversation: Conversation) -> tuple[str, list[tuple[int, int]]]:
+        """The whole, and the characters within the template's tags, of the messages that are not part of a prompt."""
+        whole, spans = self._rendered(conversation, conversation.messages, tagged=True)
         after = 0
         if conversation.n_prompt:
             after = len(self._text(conversation, conversation.messages[: conversation.n_prompt]))
-        _, (spans,) = self._by_template(conversation, list(conversation.messages), return_assistant_tokens_mask=True)
         own = [i for i, message in enumerate(conversation.messages) if message["role"] == ASSISTANT]
         found = []
         for number, (start, stop) in enumerate(spans):
@@ -381,7 +385,7 @@ class Renderer:
                 f"--data-dir {conversation.name}: the chat template has nothing of what the assistant says between "
                 "{% generation %} and {% endgeneration %}; correct the template, or use --loss-on all"
             )
-        return found
+        return whole, found
 
     def _check_tags(self, conversation: Conversation, whole: str, found: list[tuple[int, int]]) -> None:
         """Refuse tags that hold words of somebody else's."""
@@ -416,6 +420,34 @@ class Renderer:
         """Without the line end that a template has behind the last end of text."""
         stripped = text.rstrip()
         return stripped if stripped.endswith(self.tokenizer.eos_token) else text
+
+
+class _Beginnings:
+    """A conversation as far as each of its messages, as the template has it: each is rendered once, where it is wanted.
+
+    Args:
+        renderer: for the tokenizer.
+        conversation: as the template takes it.
+    """
+
+    def __init__(self, renderer: Renderer, conversation: Conversation) -> None:
+        self.renderer, self.conversation = renderer, conversation
+        self._known: dict[tuple[int, bool], str] = {}
+
+    @property
+    def whole(self) -> str:
+        return self.up_to(len(self.conversation.messages))
+
+    def prompt(self, i: int) -> str:
+        """What stands before message ``i``."""
+        return self.up_to(i, prompting=True) if i else self.renderer._opening(self.conversation)
+
+    def up_to(self, count: int, prompting: bool = False) -> str:
+        """So many messages, and what invites the answer to them."""
+        key = count, prompting
+        if key not in self._known:
+            self._known[key] = self.renderer._text(self.conversation, self.conversation.messages[:count], prompting)
+        return self._known[key]
 
 
 def _reason(error: BaseException) -> str:

@@ -2,14 +2,17 @@
 
 import copy
 
+import jinja2
 import pytest
-from chat_forms import FORMS, GRANITE_4, GRANITE_42, NEMOTRON_3, QWEN_3, Form
+from chat_forms import FORMS, GRANITE_4, GRANITE_42, LLAMA_3, NEMOTRON_3, QWEN_3, Form
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.settings import TINY_MODEL
 from granite_scu.data.sources.samples import as_document
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.data.tokens.templates import chosen
+from granite_scu.model.loading import load_tokenizer
 
 FIRST, SECOND, THIRD, FOURTH = 258, 259, 260, 261
 """The form's control tokens, in its order; 256 ends a text."""
@@ -88,16 +91,37 @@ EXPECTED["granite 4"] = EXPECTED["granite 3"]
 LEFT_OUT = {"granite 3": 2, "granite 4": 2, "granite 4.2": 1, "nemotron 3": 1, "qwen 3": 1, "llama 3": 2}
 
 
+BY_WORDS = {"granite 4.2", "nemotron 3", "qwen 3"}
+"""These drop the thoughts of earlier answers, so that a beginning shows what the whole does not: without a look for the
+words, what is learned could not be told."""
+
+
 @pytest.mark.parametrize("name", FORMS)
-def test_two_turns_with_thoughts_give_these_tokens(written_as, name):
+def test_two_turns_with_thoughts_give_these_tokens(written_as, monkeypatch, name):
     tokenizer, document = written_as(FORMS[name]), chat(SYSTEM, *TWO_TURNS)
+    looked_for, placed = [], Renderer._placed
+    monkeypatch.setattr(Renderer, "_placed", lambda *given: looked_for.append(name) or placed(*given))
     stream = encode([document], tokenizer)
+    assert bool(looked_for) == (name in BY_WORDS)
     parts = [SYSTEM_TURN[name] + EXPECTED[name][0], *EXPECTED[name][1:]]
     assert stream.tokens.tolist() == [token for part in parts for token in part]
     assert stream.targets.tolist() == [bool(i % 2) for i, part in enumerate(parts) for _ in part]
     assert Renderer(tokenizer).render(document).n_thoughts == LEFT_OUT[name]
     asked = Renderer(tokenizer).prompt([SYSTEM, *TWO_TURNS[:3]]).text
     assert tokenizer(asked, add_special_tokens=False).input_ids == [token for part in parts[:-1] for token in part]
+
+
+@pytest.mark.parametrize(("form", "times"), [(None, 1), (LLAMA_3, 4)], ids=["tags", "beginnings"])
+def test_a_chat_is_rendered_once_and_so_is_each_of_its_beginnings(written_as, monkeypatch, form, times):
+    """Of two answers without tags: the whole, both prompts, and the chat as far as the first answer."""
+    tokenizer = written_as(form) if form else load_tokenizer(TINY_MODEL)
+    renderer, rendered = Renderer(tokenizer), []
+    renderer.render(chat(*TWO_TURNS))  # the first of its form is looked at more closely
+    for name in ("render", "generate"):
+        own = getattr(jinja2.Template, name)
+        monkeypatch.setattr(jinja2.Template, name, lambda *a, own=own, **k: rendered.append(own) or own(*a, **k))
+    renderer.render(chat(*TWO_TURNS))
+    assert len(rendered) == times
 
 
 @pytest.mark.parametrize("form", [GRANITE_42, NEMOTRON_3, QWEN_3], ids=["granite 4.2", "nemotron 3", "qwen 3"])
