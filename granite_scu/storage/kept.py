@@ -20,7 +20,9 @@ _unkept: dict[tuple[str, str], Any] = {}
 """What this process has found and could not keep: a home folder may be read-only."""
 
 
-def kept(file: str, key: Any, find: Callable[[], Any], read: Callable[[Any], T]) -> T:
+def kept(
+    file: str, key: Any, find: Callable[[], Any], read: Callable[[Any], T], keep: Callable[[], bool] = lambda: True
+) -> T:
     """What ``find`` finds, which is called once for a key on this machine.
 
     A file that is damaged or cannot be written, and an entry that ``read`` refuses, are as if they were not there.
@@ -31,6 +33,7 @@ def kept(file: str, key: Any, find: Callable[[], Any], read: Callable[[Any], T])
         find: returns the answer, as JSON has it.
         read: makes of it what is returned; refuses by a TypeError, ValueError or KeyError what ``find`` cannot have
             found.
+        keep: asked behind ``find``, whether its answer is worth keeping.
     """
     place = _place(file)
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
@@ -38,6 +41,8 @@ def kept(file: str, key: Any, find: Callable[[], Any], read: Callable[[Any], T])
         with suppress(KeyError, TypeError, ValueError):
             return read(entries[name])
     answer = find()
+    if not keep():
+        return read(answer)
     try:
         _keep(place, name, answer)
     except OSError:

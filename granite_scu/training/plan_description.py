@@ -41,7 +41,8 @@ def describe(facts: dict[str, Any]) -> dict[str, str]:
 
 def details(facts: dict[str, Any]) -> dict[str, str]:
     """What is worth knowing besides, of a dry run."""
-    steered, ceiling = facts["controller"] != "none", facts["s_ceiling_estimate"]
+    ceiling = facts["s_ceiling_estimate"]
+    steered = facts["controller"] != "none" and facts.get("max_drift") is None
     largest = "" if ceiling is None else f"{per_cent(ceiling)}, by these learning rates and steps (estimate)"
     rows = {
         "memory is taken by": facts["memory_parts"].partition(": ")[2] + " (GiB)",

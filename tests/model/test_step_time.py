@@ -1,14 +1,29 @@
 """The time of a step: kept for a machine and a shape; no figure of this machine is expected."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from granite_scu.config.settings import BaseConfig, LoraConfig
-from granite_scu.model import loading, memory
+from granite_scu.model import loading, memory, step_time
 from granite_scu.model.step_time import on_cpu
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """However busy this machine is."""
+    monkeypatch.setattr(step_time, "BUSY", math.inf)
+
+
+def test_of_a_busy_machine_no_pace_is_kept(small_granite, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(step_time, "BUSY", 0)
+    setting = memory.Setting(BaseConfig(small_granite), LoraConfig(), torch.float32, 1, 16, "cpu")
+    assert on_cpu(loading.load_model_config(small_granite), setting, []).step > 0
+    assert not (tmp_path / "granite-scu" / "paces.json").exists()
 
 
 def test_a_pace_is_kept_for_a_machine_and_a_setting_and_leaves_the_seed_alone(small_granite, tmp_path, monkeypatch):
