@@ -203,7 +203,6 @@ def quiet_console() -> Any:
 
 
 def make_request(device: str, case: Case, steps: int, flags: tuple[str, ...], folder: str) -> Any:
-    from granite_scu.cli import request_parser as cli
     from granite_scu.cli.script_flags import translate
 
     given = {
@@ -213,8 +212,8 @@ def make_request(device: str, case: Case, steps: int, flags: tuple[str, ...], fo
         "warmup-steps": 0, "learning-rate": LEARNING_RATE, "seed": SEED, "precision": case.precision,
         "target-s": 0.02,
     }  # fmt: skip
-    arguments, _ = translate([*(f"--{name}={value}" for name, value in given.items()), *flags])
-    return cli.parse(arguments).request
+    layers, _ = translate([*(f"--{name}={value}" for name, value in given.items()), *flags])
+    return layers.request()
 
 
 def _gated_callback(gate: Gate, case: Case, plain: bool) -> Any:

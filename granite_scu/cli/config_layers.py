@@ -1,21 +1,24 @@
-"""The layers of a command line, lowest first: the preset of ``--hardware``, YAML files, flags; and which won where.
+"""The layers of a command line, lowest first: the preset of ``--hardware``, YAML files, flags; and which won where."""
 
-jsonargparse lays them over each other and forgets which was which; this looks at the same arguments in the same order.
-"""
-
+import difflib
 import logging
 import math
+import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+import reprlib
+import secrets
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 
 from granite_scu import hardware
-from granite_scu.config import flags, shipped
+from granite_scu.config import flags, settings, shipped
 from granite_scu.config.errors import UserError
+from granite_scu.config.request import Request
 from granite_scu.hardware import presets
 
 log = logging.getLogger(__name__)
@@ -23,6 +26,202 @@ log = logging.getLogger(__name__)
 FLAG = "--hardware"
 A_FLAG = "a flag"
 """Where a value is from that is in no file."""
+
+SEED = "seed_everything"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Settings from one place.
+
+    Attributes:
+        origin: a file, ``--hardware NAME`` or ``A_FLAG``.
+        values: by dotted key; a text may stand for any value, in YAML.
+    """
+
+    origin: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What a command line asks for.
+
+    Attributes:
+        below: what changes defaults: of ``--test-run``, and of the run that is continued. Lowest first.
+        above: files, then flags.
+        asked_preset: what ``--hardware`` names, whether it exists or not.
+        preset: the preset that is among the layers.
+        dotted: whether messages name settings by their dotted keys, or by flags.
+    """
+
+    below: list[Layer]
+    above: list[Layer]
+    asked_preset: str | None = None
+    preset: str | None = None
+    dotted: bool = False
+
+    def with_preset(self) -> "Layers":
+        """With the settings of the preset that was asked for.
+
+        ``auto`` stands for the preset of this machine's GPU, or for that of its CPU where there is none or the other
+        layers say that the CPU is meant.
+
+        Raises:
+            UserError: no such preset, or ``auto`` for a GPU that is not there.
+        """
+        if self.asked_preset is None or self.preset is not None:
+            return self
+        chosen = self._fitting() if self.asked_preset == presets.AUTO else presets.named(self.asked_preset)
+        layer = replace(of_file(str(presets.path(chosen))), origin=f"{FLAG} {chosen}")
+        return replace(self, below=[*self.below, layer], preset=chosen)
+
+    def _fitting(self) -> str:
+        """The preset of this machine. Loads torch."""
+        values = self.values
+        accelerator = str(values.get("trainer.accelerator", "auto"))
+        if accelerator != "auto":  # whoever leaves it open gets the CPU's preset where there is no GPU
+            accelerator = hardware.resolve_accelerator(accelerator)
+        device = hardware.detect(accelerator)
+        gpus = values.get("run.gpus")
+        if device.kind == "cuda" and (values.get("run.multi_gpu") if gpus is None else gpus != 1):
+            device = hardware.least_capable(hardware.detect_all())
+        chosen = presets.choose(device)
+        if chosen == "cpu" and accelerator == "auto":
+            from granite_scu.hardware.nvml import why_no_cuda  # late: it loads torch
+
+            log.warning("%s auto: no CUDA device (%s), so the settings are those for the CPU", FLAG, why_no_cuda()[0])
+        return chosen
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where each value is from, by dotted key."""
+        return {key: layer.origin for layer in (*self.below, *self.above) for key in layer.values}
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The value that won, by dotted key."""
+        found = {key: value for layer in (*self.below, *self.above) for key, value in layer.values.items()}
+        if str(found.get(SEED)).lower() == "true":  # one drawn at random, for all processes that Lightning starts
+            found[SEED] = int(os.environ.setdefault("PL_GLOBAL_SEED", str(secrets.randbelow(2**32))))
+        return found
+
+    @property
+    def given(self) -> list[str]:
+        """Dotted keys that the user gave a value; those of a preset, and of our layer for little memory, are not."""
+        origins = self.origins
+        return [k for k, v in self.values.items() if v not in (None, "null") and not _is_for_a_card(origins[k])]
+
+    def request(self) -> Request:
+        """The request, its preset applied, without a look at what it names.
+
+        Raises:
+            UserError: no such preset, or a value that its setting cannot have.
+        """
+        layers = self.with_preset()
+        return Request.from_dotted(layers.values, layers.preset, layers.given)
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Have a refusal name its setting as it was given, and the file that has it: of several any could be meant.
+
+        A message begins with what it is about. The file of ``--test-run`` its user never named, and it is not named.
+        """
+        try:
+            yield
+        except UserError as error:
+            subject, colon, rest = str(error).partition(": ")
+            name, *value = subject.split(" ", 1)
+            key = flags.KEYS.get(name, name.removeprefix("--"))
+            if key in flags.HINTS or key in flags.SETTINGS or key == SEED:
+                layers = self.with_preset() if self.asked_preset in presets.PRESETS else self
+                origin = layers.origins.get(key, A_FLAG)
+                shown = f"--{key}" if self.dotted else flags.NAMES.get(key, f"--{key}")
+                unnamed = origin == A_FLAG or Path(origin).resolve() == shipped.TEST_RUN.resolve()
+                error.args = (" ".join([shown, *value]) + ("" if unnamed else f" (in {origin})") + colon + rest,)
+            raise
+
+
+def _is_for_a_card(origin: str) -> bool:
+    return origin.startswith(f"{FLAG} ") or Path(origin).resolve() == shipped.folder().resolve() / "qlora.yaml"
+
+
+def of_file(name: str) -> Layer:
+    """The settings that ``--config`` names: of a file, of one that comes along, or in YAML on the command line.
+
+    Raises:
+        UserError: there is no such file, it is no YAML, or has a setting that there is not.
+    """
+    name = shipped.find(name)
+    try:
+        is_there = Path(name).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # no path at all: too long for one, a stranger's home, a null
+        is_there = False
+    if is_there:
+        text, origin = _read(name), name
+    else:
+        text, origin = name, A_FLAG
+        if ": " not in name and not name.startswith("{"):
+            along = ", ".join(sorted(path.stem for path in shipped.folder().glob("*.yaml")))
+            raise UserError(f"--config {name}: there is no such file, and none of that name comes along ({along})")
+    root = _checked(name, text)
+    content = _of_today(name, parse(text))
+    values = dict(_leaves(content))
+    for key, value in values.items():
+        check_key(key, origin, _line(root, key), value)
+    return Layer(origin, values)
+
+
+def of_group(group: str, text: str) -> dict[str, Any]:
+    """The settings of a group that is given whole, as a mapping in YAML or a file that holds one, by dotted key."""
+    content = parse(text) if ": " in text or not Path(text).expanduser().is_file() else parse(_read(text))
+    return {f"{group}.{name}": value for name, value in content.items()} if isinstance(content, dict) else {group: text}
+
+
+def check_key(key: str, origin: str, line: str = "", value: Any = "") -> None:
+    """Refuse a dotted key that is no setting's.
+
+    Args:
+        key: it.
+        origin: a file, or ``A_FLAG``.
+        line: of the file, as ``:7``.
+        value: that it was given.
+
+    Raises:
+        UserError: says which may be meant.
+    """
+    if key in flags.SETTINGS:
+        where = f"--{key}" if origin == A_FLAG else f"{key} (in {origin})"
+        raise UserError(f"{where}: must be a mapping of settings, and is {reprlib.repr(value)}")
+    if key in flags.HINTS or key == SEED:
+        return
+    is_flag = origin == A_FLAG
+    names = [*flags.HINTS, *flags.SETTINGS]
+    group, _, name = key.rpartition(".")
+    if instead := settings.SET_BY_THE_RUN.get(name) if group == "trainer" else None:
+        raise UserError(f"--{key} {value}: follows from other settings; use {instead}")
+    alike = [known for known in names if known.partition(".")[0] == group]  # a prefix that all share tells nothing
+    close = (
+        difflib.get_close_matches(key, alike, 1, 0.85)
+        or difflib.get_close_matches(key, names, 1, 0.75)
+        or [known for known in names if known.partition(".")[2].replace("_", "") == name.replace("_", "")]
+    )
+    meant = f"; did you mean {'--' if is_flag else ''}{close[0]}?" if close else ""
+    if is_flag:
+        raise UserError(f"--{key}: there is no such setting{meant}")
+    raise UserError(f"--config {origin}{line}: there is no setting {key}{meant}")
+
+
+def _line(root: yaml.Node, key: str) -> str:
+    """Where in a YAML file a key stands, as ``:7``; nothing where it cannot be told."""
+    found, line = root, ""
+    for name in key.split("."):
+        for inner, value in found.value if isinstance(found, yaml.MappingNode) else ():
+            if inner.value == name:
+                found, line = value, f":{inner.start_mark.line + 1}"
+                break
+    return line
+
 
 _LARGEST = 10_000
 """Entries of a configuration, each alias counted as what it stands for: a few hundred are in the largest of ours."""
@@ -54,62 +253,6 @@ _DEEPEST = 20
 """Mappings and lists inside one another. Settings have four."""
 
 
-def take_preset(arguments: list[str]) -> tuple[list[str], str | None]:
-    """The arguments without ``--hardware``, with the preset's file in its place; and the preset's name.
-
-    ``auto`` stands for the preset of this machine's GPU, or for that of its CPU where there is none or the other
-    arguments say that the CPU is meant.
-
-    Raises:
-        UserError: no name, several of them, no such preset, or ``auto`` for a GPU that is not there.
-    """
-    asked = asked_preset(arguments)
-    if asked is None:
-        return arguments, None
-    if asked == presets.AUTO:
-        given = origins_and_values(without_preset(arguments))
-        accelerator = str(given.get("trainer.accelerator", ("", "auto"))[1])
-        if accelerator != "auto":  # whoever leaves it open gets the CPU's preset where there is no GPU
-            accelerator = hardware.resolve_accelerator(accelerator)
-        device = hardware.detect(accelerator)
-        several, gpus = (given.get(f"run.{name}", ("", None))[1] for name in ("multi_gpu", "gpus"))
-        if device.kind == "cuda" and (several if gpus is None else gpus != 1):
-            device = hardware.least_capable(hardware.detect_all())
-        chosen = presets.choose(device)
-        if chosen == "cpu" and accelerator == "auto":
-            from granite_scu.hardware.nvml import why_no_cuda  # late: it loads torch
-
-            log.warning("%s auto: no CUDA device (%s), so the settings are those for the CPU", FLAG, why_no_cuda()[0])
-    else:
-        chosen = presets.named(asked)
-    file = ("--config", str(presets.path(chosen)))
-    return _joined([file if pair[0] == FLAG else pair for pair in _split(arguments)]), chosen
-
-
-def asked_preset(arguments: list[str]) -> str | None:
-    """What ``--hardware`` names, whether it exists or not; None where the flag is not there."""
-    asked = [value for name, value in _split(arguments) if name == FLAG]
-    if len(asked) > 1:
-        raise UserError(f"{FLAG}: given {len(asked)} times; one preset fills a layer")
-    if asked and not asked[0]:
-        raise UserError(f"{FLAG}: expected a name; choose {presets.AUTO}, {', '.join(presets.PRESETS)}")
-    return asked[0] if asked else None
-
-
-def without_preset(arguments: list[str]) -> list[str]:
-    """The arguments without ``--hardware``."""
-    return _joined([pair for pair in _split(arguments) if pair[0] != FLAG])
-
-
-def put_first(arguments: list[str]) -> list[str]:
-    """The arguments of the CLI with the preset below all files, wherever its flag stands, and each file's path."""
-    pairs = [
-        (name, of_today(shipped.find(value))) if name == "--config" and value else (name, value)
-        for name, value in _split(arguments[1:])
-    ]
-    return arguments[:1] + _joined(sorted(pairs, key=lambda pair: pair[0] != FLAG))
-
-
 GONE = {"target_kl": "kl:KL", "cpr_bound": "cpr:CPR", "cpr_warmup": "cpr:CPR"}
 """Settings of ``control`` that runs of 0.1 have in their files, and the laws in research/ that have them now."""
 
@@ -120,80 +263,28 @@ _USUAL = {"strategy": "auto", "devices": 1, "num_nodes": 1, "check_val_every_n_e
 
 _CHANGED = ("control", "trainer")
 
-_WAS = "# "
-"""Comes before a file's name where its content stands in its place."""
 
-
-def of_today(file: str) -> str:
-    """A file's name; where an earlier version wrote it, what it holds, below its name, without what is no more.
+def _of_today(name: str, content: Any) -> Any:
+    """What a file holds; where an earlier version wrote it, without what is no more.
 
     Raises:
         UserError: such a setting has a value.
     """
-    content = _load(file) if _is_file(file) else None
     groups = content if isinstance(content, dict) else {}
     control, trainer = (dict(groups[name]) if isinstance(groups.get(name), dict) else {} for name in _CHANGED)
     gone = {name: control.pop(name) for name in sorted(GONE.keys() & control.keys())}
-    for name, value in gone.items():
+    for setting, value in gone.items():
         if value is not None:
-            law = f"--controller research.laws.{GONE[name]} and --controller-args {name}={value}"
-            raise UserError(f"--config {file}: control.{name} is no setting any more; take it out, and give {law}")
+            law = f"--controller research.laws.{GONE[setting]} and --controller-args {setting}={value}"
+            raise UserError(f"--config {name}: control.{setting} is no setting any more; take it out, and give {law}")
     unset = [name for name, value in trainer.items() if not value or value == _USUAL.get(name)]
-    for name in unset:
-        if f"trainer.{name}" not in flags.HINTS:
-            gone[name] = trainer.pop(name)
+    for setting in unset:
+        if f"trainer.{setting}" not in flags.HINTS:
+            gone[setting] = trainer.pop(setting)
     if isinstance(batches := trainer.get("limit_val_batches"), float) and batches.is_integer():
         gone["limit_val_batches"], trainer["limit_val_batches"] = batches, int(batches)
-    if not gone:
-        return file
-    kept = {name: group for name, group in zip(_CHANGED, (control, trainer), strict=True) if name in groups}
-    return f"{_WAS}{file}\n" + yaml.safe_dump(groups | kept, sort_keys=False)
-
-
-def origins_and_values(arguments: list[str]) -> dict[str, tuple[str, Any]]:
-    """Where from and value, by dotted key, of all that the arguments set; of a key that comes twice the last counts."""
-    found: dict[str, tuple[str, Any]] = {}
-    for name, value in _split(arguments):
-        if name == "--config" and value is not None:
-            found |= {key: (_label(value), inner) for key, inner in _leaves(_load(value))}
-        elif name and name.startswith("--") and value is not None:
-            key = name.removeprefix("--").removesuffix("+")
-            inner = _load(value) if "." not in key else None
-            nested = {f"{key}.{rest}": (A_FLAG, given) for rest, given in _leaves(inner) if isinstance(inner, dict)}
-            found |= nested or {key: (A_FLAG, value)}
-    return found
-
-
-def given(arguments: list[str]) -> list[str]:
-    """Dotted keys that the user gave a value; those of a preset, and of a layer of ours for little memory, are not."""
-    found = origins_and_values(arguments).items()
-    return [key for key, (origin, value) in found if value not in (None, "null") and not _is_for_a_card(origin)]
-
-
-def _is_for_a_card(origin: str) -> bool:
-    return origin.startswith(f"{FLAG} ") or Path(origin).resolve() == shipped.folder().resolve() / "qlora.yaml"
-
-
-def without_value(arguments: list[str]) -> list[str]:
-    """Names of the flags that nothing is given with, as ``--print_config``."""
-    return [name.removeprefix("--") for name, value in _split(arguments) if name and value is None]
-
-
-def check_files(arguments: list[str]) -> None:
-    """Refuse a ``--config`` file that jsonargparse would refuse without its name, or read half of.
-
-    Settings on the command line in place of a file, and what is no path of one, are left to jsonargparse.
-
-    Raises:
-        UserError: it is no YAML, has a key twice in a mapping, or holds no settings.
-    """
-    for name, value in _split(arguments):
-        if name == "--config" and value is not None:
-            if _is_file(value):
-                _check_file(value)
-            elif re.fullmatch(r"[^\s{}:]+", value) and not _exists(value):
-                along = ", ".join(sorted(path.stem for path in shipped.folder().glob("*.yaml")))
-                raise UserError(f"--config {value}: there is no such file, and none of that name comes along ({along})")
+    changed = {name: group for name, group in zip(_CHANGED, (control, trainer), strict=True) if group or name in groups}
+    return {**groups, **changed} if gone else content
 
 
 def check_plain(path: Path, asked: Collection[str] = ()) -> dict[str, Any]:
@@ -211,20 +302,21 @@ def check_plain(path: Path, asked: Collection[str] = ()) -> dict[str, Any]:
     """
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: is no file")
-    _check_file(str(path))
-    content: dict[str, Any] = _load(str(path)) or {}
-    for group, settings in content.items():
+    text = _read(str(path))
+    _checked(str(path), text)
+    content: dict[str, Any] = parse(text)
+    for group, inside in content.items():
         if group == "seed_everything":
             continue
-        if not isinstance(settings, dict) or group not in flags.SETTINGS:
+        if not isinstance(inside, dict) or group not in flags.SETTINGS:
             raise UserError(f"{path}: {group} is no group of settings; the file is not as a run has written it")
-        law = str(settings.get("controller")) if group == "control" else ""
+        law = str(inside.get("controller")) if group == "control" else ""
         if ":" in law and "control.controller" not in asked:
             raise UserError(
                 f"{path}: control.controller names code, which a run folder may not; where you trust it, add "
                 f"--controller {law}"
             )
-        for name, value in settings.items() if group == "trainer" else ():
+        for name, value in inside.items() if group == "trainer" else ():
             if isinstance(value, list | dict) or (isinstance(value, str) and not re.fullmatch(r"[\w:+-]*", value)):
                 raise UserError(
                     f"{path}: trainer.{name} names code, which a run folder may not; take it out of the file and, "
@@ -233,33 +325,26 @@ def check_plain(path: Path, asked: Collection[str] = ()) -> dict[str, Any]:
     return content
 
 
-def _is_file(text: str) -> bool:
+def _read(path: str) -> str:
     try:
-        return Path(text).expanduser().is_file()
-    except (OSError, RuntimeError, ValueError):  # no path at all: too long for one, a stranger's home, a null
-        return False
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"--config {path}: is no YAML in UTF-8: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise UserError(f"--config {path}: cannot be read: {error.strerror}") from error
 
 
-def _exists(text: str) -> bool:
+def _checked(path: str, text: str) -> yaml.MappingNode:
+    """The nodes of a file of settings. Raises UserError where it is none, or has a key twice, or hides something."""
     try:
-        return Path(text).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # as above
-        return True
-
-
-def _check_file(path: str) -> None:
-    try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         what = "; ".join(" ".join(words.split()) for words in (error.context, error.problem) if words)
         raise UserError(f"--config {path}: is no YAML{_place(error.problem_mark)}: {what}") from error
     except RecursionError as error:
         raise UserError(f"--config {path}: is nested deeper than any setting is") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except yaml.YAMLError as error:
         raise UserError(f"--config {path}: is no YAML in UTF-8: {' '.join(str(error).split())}") from error
-    except OSError as error:
-        raise UserError(f"--config {path}: cannot be read: {error.strerror}") from error
     if not isinstance(root, yaml.MappingNode):
         what = "is empty" if root is None else "holds no mapping"
         raise UserError(f"--config {path}: {what}; it must hold groups of settings, as data: {{batch_size: 4}}")
@@ -289,6 +374,7 @@ def _check_file(path: str) -> None:
         parse(text)
     except ValueError as error:
         raise UserError(f"--config {path}: has a value that is none: {' '.join(str(error).split())}") from error
+    return root
 
 
 def _place(mark: yaml.Mark | None) -> str:
@@ -337,49 +423,17 @@ def _repeated(root: yaml.Node) -> Iterator[yaml.ScalarNode]:
             yield from (key for place, key in enumerate(keys) if names[place] in names[:place])
 
 
-@contextmanager
-def naming_files(arguments: list[str]) -> Iterator[None]:
-    """Say of a refused setting which file it is in, where it is in one: of several layers any could be meant.
-
-    Raises:
-        UserError: in place of the one that was raised.
-    """
-    try:
-        yield
-    except UserError as error:
-        line = with_file(str(error), arguments)
-        if line == str(error):
-            raise
-        raise UserError(line) from error
-
-
-def with_file(line: str, arguments: list[str]) -> str:
-    """The line of an error, with the file of the setting that it begins with: ``--kp -1.0 (in FILE): must be ...``.
-
-    The defaults of ``--test-run`` are in a file too, which its user never named, and neither is it named here.
-    """
-    keys = {flag.name: flag.key for section in flags.SECTIONS.values() for flag in section}
-    subject = re.split(r": |; ", line, maxsplit=1)[0]
-    words = re.findall(r"[\w.-]+", subject)
-    origins = origins_and_values(arguments)
-    named = (keys.get(word, word.removeprefix("--")) for word in words)
-    origin = next((origins[key][0] for key in named if key in origins), A_FLAG)
-    unnamed = origin == A_FLAG or Path(origin).resolve() == shipped.TEST_RUN.resolve()
-    return line if unnamed else f"{subject} (in {origin}){line.removeprefix(subject)}"
-
-
-def annotated(resolved: str, arguments: list[str], fitted: Collection[str]) -> str:
+def annotated(resolved: str, origins: dict[str, str], fitted: Collection[str]) -> str:
     """A resolved configuration as YAML, each value that is no default with a comment that says where it is from.
 
     A default that the data may change is a comment itself: as a value it would count as given.
 
     Args:
         resolved: the configuration, groups of settings, as YAML.
-        arguments: of the command line it comes from, the preset's file in the place of its flag.
+        origins: of what was given.
         fitted: dotted keys of what is fitted to the data; the settings of a controller are besides, as any of them asks
             for one.
     """
-    origins = {key: origin for key, (origin, _) in origins_and_values(arguments).items()}
     lines = ["# What has no comment is a default, and what is a comment one that the data may change."]
     for group, content in yaml.safe_load(resolved).items():
         if not isinstance(content, dict):
@@ -401,14 +455,6 @@ def _commented(setting: dict[str, Any], origin: str | None) -> list[str]:
     return [first + (f"  # {origin}" if origin else ""), *rest]
 
 
-def _label(path: str) -> str:
-    first, newline, _ = path.partition("\n")
-    if newline and first.startswith(_WAS):
-        return first.removeprefix(_WAS)
-    is_preset = Path(path).parent == presets.folder() and Path(path).stem in presets.PRESETS
-    return f"{FLAG} {Path(path).stem}" if is_preset else path
-
-
 def _leaves(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(content, dict) and prefix.count(".") < 2:  # deeper mappings are values: arguments of a class
         for name, value in content.items():
@@ -427,35 +473,3 @@ def parse(text: str) -> Any:
         return yaml.load(text, Loader=_WithoutDates)
     except (LookupError, ArithmeticError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(str(error)) from error
-
-
-def _load(text: str) -> Any:
-    """A file's content, or that of an argument; nothing where either is malformed, which jsonargparse then reports."""
-    try:
-        given = Path(text).expanduser().read_text(encoding="utf-8") if _is_file(text) else text
-        return parse(given)
-    except (OSError, ValueError):
-        return None
-
-
-def _split(arguments: list[str]) -> Iterator[tuple[str | None, str | None]]:
-    """(name, value) of each flag; (None, word) of a word that belongs to none, (name, None) of a flag without value."""
-    place = 0
-    while place < len(arguments):
-        word, following = arguments[place], arguments[place + 1 : place + 2]
-        name, equals, value = word.partition("=")
-        place += 1
-        if not word.startswith("--"):
-            yield None, word
-        elif equals:
-            yield name, value
-        elif following and not following[0].startswith("--"):
-            place += 1
-            yield name, following[0]
-        else:
-            yield name, None
-
-
-def _joined(pairs: Iterable[tuple[str | None, str | None]]) -> list[str]:
-    """The arguments that ``_split`` took apart."""
-    return [str(value if name is None else name if value is None else f"{name}={value}") for name, value in pairs]

@@ -2,7 +2,6 @@
 
 import logging
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_only
@@ -11,7 +10,6 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
-from granite_scu.cli.setting_names import Wording
 from granite_scu.config.progress import LIVE, SHOWN, in_notebook
 
 PIPE_WIDTH = 120
@@ -37,17 +35,12 @@ def make_console(stderr: bool = False, width: int = PIPE_WIDTH) -> Console:
     return console
 
 
-def quiet(console: Console, wording: Callable[[str], str] = str) -> None:
-    """Our own log lines on the console; of the libraries only warnings, and not those that do not apply here.
-
-    Args:
-        console: where they go.
-        wording: names settings as the user gives them.
-    """
+def quiet(console: Console) -> None:
+    """Our own log lines on the console; of the libraries only warnings, and not those that do not apply here."""
     handler = RichHandler(
         console=console, show_time=False, show_level=False, show_path=False, markup=False, highlighter=None
     )
-    handler.setFormatter(Wording(wording))
+    handler.setFormatter(logging.Formatter("%(message)s"))
     redrawn = console.is_terminal or in_notebook()
     handler.addFilter(lambda record: not (redrawn and getattr(record, LIVE, False)))
     handler.addFilter(lambda record: not getattr(record, SHOWN, False))

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from granite_scu.cli import early_refusals, script_flags
+from granite_scu.cli import script_flags, validate
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import HINTS, PRECISIONS
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
 def _check_text(flag: str, text: str | None) -> None:
     try:
         if text is not None:
-            early_refusals.check_data(DataConfig(path=text))
+            validate.check_data(DataConfig(path=text))
     except UserError as error:
         raise UserError(str(error).replace("--data-dir", flag, 1)) from error
 

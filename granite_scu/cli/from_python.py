@@ -7,10 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from granite_scu.cli import early_refusals, guard, script_flags
-from granite_scu.cli.config_layers import naming_files
+from granite_scu.cli import guard, script_flags, validate
 from granite_scu.cli.console import make_console, quiet
-from granite_scu.cli.request_parser import parse
 from granite_scu.cli.train import carry_out
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
@@ -123,20 +121,20 @@ def train(run: PreparedRun) -> Result | None:
 
 def _request(flags: dict[str, Any]) -> Request:
     parser = script_flags.build_parser()
-    known = [option for action in parser._actions for option in action.option_strings]
+    known = [option for action in parser._actions for option in action.option_strings if "." not in option]
     for name in flags:
         if "." not in name and (flag := _flag(name)) not in known:
             raise UserError(
                 f"prepare({name}=...): no such argument: {_in_python(script_flags.instead_of(flag, known))}"
             )
-    arguments, asked = script_flags.translate(
+    layers, asked = script_flags.translate(
         [word for name, value in flags.items() for word in _words(name, value)], parser
     )
     if questions := [name for name in _QUESTIONS if getattr(asked, name, False)]:
         raise UserError(f"{questions[0]}: is a question to the command, granite-scu; leave it out")
-    early_refusals.refuse(arguments)
-    with naming_files(arguments):
-        return parse(arguments).request
+    with layers.named():
+        validate.refuse(layers)
+        return layers.request()
 
 
 def _flag(name: str) -> str:

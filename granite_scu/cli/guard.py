@@ -63,7 +63,7 @@ def guarded(
         run: returns the exit code.
         debug: whether to show tracebacks.
         how_to_continue: how to continue after Ctrl-C.
-        wording: changes what is printed: takes out what nobody may see, or names settings as they were given.
+        wording: takes out of what is printed what nobody may see.
 
     Returns:
         What ``run`` returned, 2 for a wrong request or its data, 1 for a run that failed, 130 for Ctrl-C, 143 for

@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from granite_scu.cli import early_refusals, inspect_general, script_flags
+from granite_scu.cli import inspect_general, script_flags, validate
 from granite_scu.cli.console import make_console, print_facts, quiet
 from granite_scu.cli.inspect_general import SHOWN, marked, percentiles
 from granite_scu.config import flags
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
         options.path = [*options.files, *getattr(options, "path", [])]
     names = {field for field in DataConfig.__dataclass_fields__ if hasattr(options, field)}
     config = DataConfig(**{name: getattr(options, name) for name in names})
-    early_refusals.check_data(config, begins=not options.general)
+    validate.check_data(config, begins=not options.general)
     if options.general:
         return inspect_general.run(options, config)
     options.model = options.model or DEFAULT_MODEL

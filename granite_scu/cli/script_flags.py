@@ -1,26 +1,38 @@
-"""The flags of ``granite-scu train``, ``plan`` and ``check``: those of ``config.flags``, translated into dotted keys.
+"""What is typed after a command that takes settings: flags, dotted keys, files; read once, into layers.
 
-What is given goes to the CLI as ``--key value`` after the YAML files, so flags win. Dotted flags
-(``--lora.targets [in_proj]``) pass through.
+A flag of ``config.flags`` is another name of a dotted key, and each of these commands takes both. What is given wins
+over files, and a key over its flag.
 """
 
 import argparse
 import difflib
-import json
+import itertools
 import logging
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from granite_scu.cli import config_layers
 from granite_scu.cli.argument_parser import Parser, hyphenated
+from granite_scu.cli.config_layers import SEED, Layer, Layers
 from granite_scu.config import other_tools, settings, shipped
 from granite_scu.config.errors import UserError
-from granite_scu.config.flags import COMMONEST, HINTS, NUMBER_OF_ITS_OWN, PRECISIONS, SECTIONS, SWITCH_OR_AUTO, Flag
+from granite_scu.config.flags import (
+    COMMONEST,
+    HINTS,
+    MEANINGS,
+    NAMES,
+    NUMBER_OF_ITS_OWN,
+    PRECISIONS,
+    SECTIONS,
+    SETTINGS,
+    SWITCH_OR_AUTO,
+    Flag,
+)
 from granite_scu.config.settings import TEXTS, RunConfig
+from granite_scu.hardware import presets
 from granite_scu.storage.working_folder import as_seen_from_here, found_from_here
 
 _log = logging.getLogger(__name__)
@@ -30,35 +42,44 @@ _ALIKE = 0.75
 
 
 def build_parser(
-    name: str = "granite-scu train", about: str = "", examples: Sequence[str] = (), everything: bool = False
+    name: str = "granite-scu train",
+    about: str = "",
+    examples: Sequence[str] = (),
+    everything: bool = False,
+    commonest: Collection[str] = COMMONEST,
+    dotted: bool = False,
 ) -> Parser:
-    """The parser of a command that takes these flags; nothing is set unless it was given.
+    """The parser of a command that takes settings; nothing is set unless it was given.
 
     Args:
         name: of the command.
         about: what it does.
         examples: of its use, shown first.
-        everything: whether the help shows every flag, or the commonest alone.
+        everything: whether the help shows everything, or the commonest alone.
+        commonest: flags.
+        dotted: whether the help shows dotted keys, or flags; then groups can be given whole.
     """
-    in_full = partial(build_parser, name, about, examples, everything=True)
+    in_full = partial(build_parser, name, about, examples, True, commonest, dotted)
     parser = Parser(
         prog=name,
-        usage="%(prog)s [flags] [--dotted.key value]",
+        usage="%(prog)s --config YAML [--group.key value]" if dotted else "%(prog)s [flags] [--dotted.key value]",
         description=about,
         examples=examples,
         full_help=None if everything else lambda: in_full().format_help(),
         argument_default=argparse.SUPPRESS,
     )
-    _add_first(parser)
+    _add_first(parser, dotted)
     for title, section in SECTIONS.items():
         group = parser.add_argument_group(title)
         for flag in section:
-            shown = {} if everything or flag.name in COMMONEST else {"help": argparse.SUPPRESS}
+            is_shown = not dotted and (everything or flag.name in commonest)
+            shown = {} if is_shown else {"help": argparse.SUPPRESS}
             group.add_argument(flag.name, dest=flag.key, **argument(flag) | shown)
             if flag.choices == tuple(SWITCH_OR_AUTO):
                 off = f"--no-{flag.name.removeprefix('--')}"
                 group.add_argument(off, dest=flag.key, action="store_const", const="off", help=argparse.SUPPRESS)
-    _add_special(parser, everything)
+    _add_dotted(parser, everything, commonest if dotted else ())
+    _add_special(parser, everything, dotted)
     return parser
 
 
@@ -92,75 +113,107 @@ def argument(flag: Flag) -> dict[str, Any]:
     return {**options, "nargs": "+", "action": "extend"} if flag.many else options
 
 
-def _add_first(parser: Parser) -> None:
+def _add_first(parser: Parser, dotted: bool) -> None:
     """What stands for more than one key: layers of settings, each over the last."""
     layers = parser.add_argument_group("where settings come from; of defaults, preset, files and flags the last wins")
-    layers.add_argument("--test-run", action="store_true", help="try it: a complete small run on the model and text "
-                        "that come along, on the CPU, in two minutes; every flag given still counts")  # fmt: skip
-    layers.add_argument("--hardware", metavar="CARD", help="preset for a card, such as gpu_4090; auto takes the one "
-                        "for this machine")  # fmt: skip
+    if not dotted:
+        layers.add_argument("--test-run", action="store_true", help="try it: a complete small run on the model and "
+                            "text that come along, on the CPU, in two minutes; all flags still count")  # fmt: skip
+    layers.add_argument("--hardware", metavar="CARD", action="append", help="preset for a card, such as gpu_4090; auto "
+                        "takes the one for this machine")  # fmt: skip
     layers.add_argument("--config", action="append", metavar="YAML", help="configuration file, or the name of one that "
                         "comes along, such as qlora; several are layered")  # fmt: skip
 
 
-def _add_special(parser: Parser, everything: bool) -> None:
+def _add_dotted(parser: Parser, everything: bool, commonest: Collection[str]) -> None:
+    """Every setting by its dotted key, and, where the help shows these, groups given whole."""
+    for group, keys in itertools.groupby([SEED, *HINTS], lambda key: key.partition(".")[0]):
+        section = parser.add_argument_group(group)
+        for key in keys:
+            flag = NAMES.get(key)
+            meaning = {"help": argparse.SUPPRESS, "metavar": "VALUE"}
+            if commonest and (everything or flag in commonest):
+                meaning["help"] = MEANINGS.get(key, "seed of everything random").replace("%", "%%")
+            section.add_argument(f"--{key.replace(SEED, SEED.replace('_', '-'))}", dest=f"--{key}", **meaning)
+        if commonest and group in SETTINGS:
+            section.add_argument(f"--{group}", dest=f"--{group}", help=argparse.SUPPRESS)
+
+
+def _add_special(parser: Parser, everything: bool, dotted: bool) -> None:
     """Short forms, and what is asked instead of a run."""
 
     def shown(text: str) -> str:
         return text if everything else argparse.SUPPRESS
 
     short = parser.add_argument_group("short forms")
-    short.add_argument("--max-length", type=int, metavar="INT", help=shown("the same as --block-size"))
-    short.add_argument("--bf16", action="store_true", help=shown("the same as --precision bf16"))
-    short.add_argument("--fp16", action="store_true", help=shown("the same as --precision fp16"))
     asking = parser.add_argument_group("questions instead of a run")
-    asking.add_argument("--dry-run", action="store_true", help="the same as granite-scu plan")
-    asking.add_argument("--check-requirements", action="store_true", help="the same as granite-scu check: exit 0 when "
-                        "the run can start, 1 when not")  # fmt: skip
-    asking.add_argument("--json", action="store_true", help="print the answer as JSON")
+    if not dotted:
+        short.add_argument("--max-length", type=int, metavar="INT", help=shown("the same as --block-size"))
+        short.add_argument("--bf16", action="store_true", help=shown("the same as --precision bf16"))
+        short.add_argument("--fp16", action="store_true", help=shown("the same as --precision fp16"))
+        asking.add_argument("--dry-run", action="store_true", help="the same as granite-scu plan")
+        asking.add_argument("--check-requirements", action="store_true", help="the same as granite-scu check: exit 0 "
+                            "when the run can start, 1 when not")  # fmt: skip
+        asking.add_argument("--json", action="store_true", help="print the answer as JSON")
     asking.add_argument("--print-config", action="store_true", help="print the resolved configuration as YAML, "
                         "and where each value is from")  # fmt: skip
     parser.add_debug(asking)
 
 
-def translate(argv: list[str], parser: Parser | None = None) -> tuple[list[str], argparse.Namespace]:
-    """The arguments of ``fit`` for those of ``train``, and what was asked besides.
+def translate(argv: list[str], parser: Parser | None = None, dotted: bool = False) -> tuple[Layers, argparse.Namespace]:
+    """What is asked for, and what was asked besides.
 
     Args:
-        argv: the arguments of ``train``.
+        argv: the arguments of the command.
         parser: of the command, as ``build_parser`` makes it; null takes that of ``train``.
+        dotted: whether messages name settings by dotted keys.
 
     Raises:
         UserError: an unknown flag, a value of the wrong type, or flags that contradict each other.
     """
     parser = parser or build_parser()
-    known, dotted = parser.parse_known_args([hyphenated(argument) for argument in argv])
-    given = vars(known)
-    _refuse_unknown(parser, dotted)
-    _resolve_short_forms(given)
-    if "data.num_epochs" in given:
-        given.setdefault(
-            "trainer.max_steps", -1
-        )  # epochs given alone: no limit on steps, not one of a YAML file either
+    known, rest = parser.parse_known_args([hyphenated(argument) for argument in argv])
+    _refuse_unknown(parser, rest)
+    asked = vars(known)
+    keys = {name.removeprefix("--"): value for name, value in asked.items() if name.startswith("--")}
+    for group in SETTINGS.keys() & keys.keys():
+        keys = config_layers.of_group(group, keys.pop(group)) | keys
+    for key, value in keys.items():
+        config_layers.check_key(key, config_layers.A_FLAG, value=value)
+    _resolve_short_forms(asked)
+    given = {key: _value(key, asked[key]) for key in NAMES if key in asked}
+    if "data.num_epochs" in given:  # alone: no limit on steps, not one of a YAML file either
+        given.setdefault("trainer.max_steps", -1)
     # --test-run changes defaults only, so its file lies below the preset; so does a continued run's.
-    files = [str(shipped.TEST_RUN)] if "test_run" in given else []
-    if files and "drift.max_drift" in given:
+    below = [config_layers.of_file(str(shipped.TEST_RUN))] if "test_run" in asked else []
+    if below and "drift.max_drift" in given:
         given.setdefault("control.target_s", "auto")  # it holds an S, which makes way for what is asked for
     if "run.resume" in given:
-        files += _settings_of_the_run(given)
-    arguments = ["fit", *(f"--config={name}" for name in files)]
-    arguments += [f"--hardware={given['hardware']}"] if "hardware" in given else []
-    arguments += [f"--config={config_layers.of_today(shipped.find(name))}" for name in given.get("config", [])]
-    for section in SECTIONS.values():
-        for flag in section:
-            if flag.key in given:
-                arguments.append(f"--{flag.key}={_as_yaml(flag, given[flag.key])}")
-    if "print_config" in given:
-        arguments.append("--print_config")
-    return arguments + dotted, known
+        below += _settings_of_the_run(given)
+    files = [config_layers.of_file(name) for name in asked.get("config", [])]
+    flags = config_layers.Layer(config_layers.A_FLAG, given | keys)
+    return Layers(below, [*files, flags], _preset(asked.get("hardware", [])), dotted=dotted), known
 
 
-def _settings_of_the_run(given: dict[str, Any]) -> list[str]:
+def _preset(named: list[str]) -> str | None:
+    if len(named) > 1:
+        raise UserError(f"--hardware: given {len(named)} times; one preset fills a layer")
+    if named == [""]:
+        raise UserError(f"--hardware: expected a name; choose {presets.AUTO}, {', '.join(presets.PRESETS)}")
+    return named[0] if named else None
+
+
+def _value(key: str, value: Any) -> Any:
+    """What a flag says, as its setting has it."""
+    if key == "trainer.precision":
+        return PRECISIONS[value]
+    if HINTS.get(key) == (bool | None):
+        return SWITCH_OR_AUTO[value]
+    takes_one = isinstance(value, list) and len(value) == 1 and str in get_args(HINTS[key])
+    return value[0] if takes_one else value
+
+
+def _settings_of_the_run(given: dict[str, Any]) -> list[Layer]:
     """The configuration file of the run that is continued, where it is there; it comes before what is given."""
     if given["run.resume"] in ("last", "auto"):
         folder = Path(given.get("run.output_dir", RunConfig.output_dir)).expanduser()
@@ -174,7 +227,7 @@ def _settings_of_the_run(given: dict[str, Any]) -> list[str]:
     given.setdefault("run.overwrite", False)  # that it replaced another run once does not mean that it may again
     given.setdefault("run.output_dir", str(folder))
     _find_files(given, settings, folder)
-    return [config_layers.of_today(str(file))]
+    return [config_layers.of_file(str(file))]
 
 
 _PATHS = ("base.name", "lora.adapter", "control.replay", "data.cache_dir")
@@ -204,7 +257,7 @@ def _find_files(given: dict[str, Any], settings: dict[str, Any], folder: Path) -
     if not cache_is_asked_for and not _holds_tokens(cache := given.get("data.cache_dir", data.get("cache_dir"))):
         # A run folder may be a stranger's: nothing is written into a folder that it names and that is not ours.
         _log.warning("--cache-dir %s: holds no kept tokens; the usual folder is taken, unless you give the flag", cache)
-        given["data.cache_dir"] = "null"
+        given["data.cache_dir"] = None
 
 
 def _template_of_the_run(folder: Path) -> dict[str, Any]:
@@ -223,33 +276,16 @@ def _holds_tokens(cache: Any) -> bool:
     return cache is None or (isinstance(cache, str) and any(Path(cache).expanduser().glob("*.last")))
 
 
-def _as_yaml(flag: Flag, value: Any) -> str:
-    if flag.key == "trainer.precision":
-        return PRECISIONS[value]
-    if flag.choices == tuple(SWITCH_OR_AUTO):
-        return json.dumps(SWITCH_OR_AUTO[value])
-    if flag.many:
-        takes_one = str in get_args(HINTS[flag.key])
-        return value[0] if takes_one and len(value) == 1 else json.dumps(value, ensure_ascii=False)
-    if isinstance(value, float) and not math.isfinite(value):  # so that the configuration refuses it, by its flag
-        return str(value).replace("inf", ".inf").replace("nan", ".nan")
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _refuse_unknown(parser: Parser, rest: list[str]) -> None:
-    """What argparse did not know must be dotted flags, each with its value."""
-    flags = [name for action in parser._actions for name in action.option_strings]
-    previous_takes_value = False
-    for argument in rest:
-        if argument.startswith("--"):
-            name = argument.partition("=")[0]
-            if "." not in name:
-                raise UserError(f"unknown flag {name}: {instead_of(name, flags)}")
-            previous_takes_value = "=" not in argument
-        elif previous_takes_value:
-            previous_takes_value = False
-        else:
+    """Refuse what argparse did not know."""
+    flags = [name for action in parser._actions for name in action.option_strings if "." not in name]
+    for argument, following in itertools.zip_longest(rest, rest[1:]):
+        name, _, value = argument.partition("=")
+        if not name.startswith("--"):
             raise UserError(f"{argument!r} belongs to no flag; {_as_a_flag(argument, flags)}")
+        if "." not in name:
+            raise UserError(f"unknown flag {name}: {instead_of(name, flags)}")
+        config_layers.check_key(name.removeprefix("--"), config_layers.A_FLAG, value=value or following or "")
 
 
 def instead_of(name: str, flags: Sequence[str]) -> str:

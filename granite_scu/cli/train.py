@@ -2,17 +2,16 @@
 
 import json
 import logging
-import sys
-from collections.abc import Callable
+from dataclasses import replace
 
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from granite_scu.cli import config_layers, going_on, guard, requirements
+from granite_scu.cli import config_layers, going_on, requirements
+from granite_scu.cli.config_layers import Layers
 from granite_scu.cli.console import make_console, print_facts, quiet
 from granite_scu.cli.lasting_output import lasting_output
 from granite_scu.cli.request_parser import parse
-from granite_scu.cli.setting_names import Wording, as_dotted_keys
 from granite_scu.cli.summary import print_summary
 from granite_scu.config.errors import UserError
 from granite_scu.config.progress import say
@@ -27,7 +26,7 @@ from granite_scu.model.loading import load_tokenizer
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training import plan, plan_description, recipe
-from granite_scu.training.output_folder import LINE, is_main, logged_from_here
+from granite_scu.training.output_folder import is_main, logged_from_here
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.resume import AS_BEFORE
 
@@ -37,53 +36,47 @@ SCORED = {"validate": "validation", "test": "test"}
 """Commands that print a score, and the split that they score."""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The commands of LightningCLI, which train and score; returns the exit code."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
-    return guard.guarded(lambda: run(config_layers.put_first(arguments), as_dotted_keys), debug, wording=as_dotted_keys)
-
-
-def run(arguments: list[str], wording: Callable[[str], str] = str) -> int:
-    """Carry out a command of the CLI; returns the exit code.
+def run(layers: Layers, command: str = "fit", prints: bool = False) -> int:
+    """Carry out a command; returns the exit code.
 
     Args:
-        arguments: of the CLI.
-        wording: names settings in messages as the user gives them.
+        layers: what is asked for.
+        command: fit, validate or test.
+        prints: whether the configuration is printed, and nothing done.
     """
-    with config_layers.naming_files(arguments):
-        if "--print_config" in arguments:
-            return print_config([argument for argument in arguments if argument != "--print_config"])
-        cli, console = parse(arguments), make_console()
-        # Of the commands that score, JSON goes to stdout, and nothing else.
-        quiet(make_console(stderr=True) if cli.subcommand in SCORED else console, wording)
-        if cli.subcommand == "fit":
-            with lasting_output(), logged_from_here(Wording(wording, LINE)):
-                return fit(cli.request, console, wording)
-        console.print_json(data=_score(cli.request, SCORED[cli.subcommand]))
+    layers = layers.with_preset()
+    request = parse(layers, command).request if layers.dotted else layers.request()
+    if prints:  # it feeds straight back, with what each value is from
+        print(config_layers.annotated(request.yaml, layers.origins, AS_BEFORE), end="")
         return 0
+    console = make_console()
+    # Of the commands that score, JSON goes to stdout, and nothing else.
+    quiet(make_console(stderr=True) if command in SCORED else console)
+    if command == "fit":
+        with lasting_output(), logged_from_here():
+            return fit(request, console)
+    console.print_json(data=_score(request, SCORED[command]))
+    return 0
 
 
-def fit(request: Request, console: Console, wording: Callable[[str], str] = str) -> int:
-    """Train, and leave everything to look at in the run folder; ``wording`` as of ``run``."""
+def fit(request: Request, console: Console) -> int:
+    """Train, and leave everything to look at in the run folder."""
     run = recipe.prepare(request, console)
-    if summary := carry_out(run, going_on.flag(), going_on.command(str(run.folder.path)), wording):
+    if summary := carry_out(run, going_on.flag(), going_on.command(str(run.folder.path))):
         print_summary(summary, run.folder.path, console, bool(run.data.chats))
     return 0
 
 
-def carry_out(run: PreparedRun, resume: str, again: str, wording: Callable[[str], str] = str) -> dict:
+def carry_out(run: PreparedRun, resume: str, again: str) -> dict:
     """Say what is planned, train, and write what people look at; returns the summary, empty but in the first process.
 
     Args:
         run: the run.
         resume: what is to be added to the command for it to continue.
         again: the whole command that continues the run.
-        wording: as of ``run``.
     """
     for line in plan_description.opening(plan.facts(run), resume) if is_main() else []:
-        say(wording(line), run.console)
+        say(line, run.console)
     with presented(run.folder):
         return recipe.train(run, again=again)
 
@@ -99,24 +92,16 @@ def _score(request: Request, split: str) -> dict:
     return score_split(RunFolder(request.run.output_dir).path, request.base, machine, batches, split)
 
 
-def print_config(arguments: list[str]) -> int:
-    """Print the configuration, which feeds straight back, with what each value is from."""
-    request = parse(arguments).request
-    print(config_layers.annotated(request.yaml, config_layers.take_preset(arguments)[0], AS_BEFORE), end="")
-    return 0
-
-
-def dry_run(arguments: list[str], as_json: bool) -> int:
+def dry_run(layers: Layers, as_json: bool) -> int:
     """Resolve everything, load the tokenizer and one batch, print the plan: of this machine, or of a preset's card."""
     console = make_console(stderr=as_json)
-    with config_layers.naming_files(arguments):
-        request = parse(arguments).request
-        quiet(console)
-        card = cards.absent(request.hardware, request.trainer["accelerator"], request.run.gpus)
-        if card and request.run.multi_gpu and request.run.gpus is None:
-            log.warning("--multi-gpu: of a card that is not here it is not known how many; --gpus says it")
-        tokenizer = _tokenizer_to_plan_with(request.base.name)
-        facts = plan.describe(recipe.prepare(request, console, card=card, tokenizer=tokenizer), here=card is None)
+    request = layers.request()
+    quiet(console)
+    card = cards.absent(request.hardware, request.trainer["accelerator"], request.run.gpus)
+    if card and request.run.multi_gpu and request.run.gpus is None:
+        log.warning("--multi-gpu: of a card that is not here it is not known how many; --gpus says it")
+    tokenizer = _tokenizer_to_plan_with(request.base.name)
+    facts = plan.describe(recipe.prepare(request, console, card=card, tokenizer=tokenizer), here=card is None)
     if as_json:
         print(json.dumps(facts, indent=2))
     else:
@@ -140,15 +125,15 @@ def _tokenizer_to_plan_with(model: str) -> PreTrainedTokenizerBase:
         return load_tokenizer(TINY_MODEL)
 
 
-def check_requirements(arguments: list[str], as_json: bool) -> int:
+def check_requirements(layers: Layers, as_json: bool) -> int:
     """Say what the described run needs and lacks; 0 when it can start, 1 when not."""
-    asked = config_layers.asked_preset(arguments)
     try:
-        arguments, chosen = config_layers.take_preset(arguments)
+        layers = layers.with_preset()
+        chosen = layers.preset
     except UserError:  # a lack like any other: the checks name it
-        arguments, chosen = config_layers.without_preset(arguments), None if asked == presets.AUTO else asked
-    with config_layers.naming_files(arguments):
-        request = parse(arguments).request
+        chosen = None if layers.asked_preset == presets.AUTO else layers.asked_preset
+        layers = replace(layers, asked_preset=None)
+    request = layers.request()
     checks = requirements.check_requirements(request, chosen)
     checks = requirements.with_the_run(checks, request)
     requirements.print_requirements(checks, as_json)

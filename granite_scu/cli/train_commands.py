@@ -1,6 +1,6 @@
 """The commands ``train``, ``plan`` and ``check``, which take the same flags; and ``scripts/train_granite_cuda.py``."""
 
-from granite_scu.cli import early_refusals, guard, script_flags
+from granite_scu.cli import guard, script_flags, validate
 from granite_scu.cli.argument_parser import Parser
 
 ABOUT = {
@@ -42,14 +42,16 @@ def build_parser(name: str) -> Parser:
 
 
 def _run(arguments: list[str], name: str) -> int:
-    translated, asked = script_flags.translate([*arguments, *_FLAG[name.split()[-1]]], build_parser(name))
-    if not getattr(asked, "check_requirements", False):
-        early_refusals.refuse(translated)
-    with guard.importing():
-        from granite_scu.cli import train  # late: torch takes seconds
+    layers, options = script_flags.translate([*arguments, *_FLAG[name.split()[-1]]], build_parser(name))
+    asked = vars(options)
+    with layers.named():
+        if "check_requirements" not in asked:
+            validate.refuse(layers, opens="print_config" not in asked)
+        with guard.importing():
+            from granite_scu.cli import train  # late: torch takes seconds
 
-    if getattr(asked, "check_requirements", False):
-        return train.check_requirements(translated, as_json=getattr(asked, "json", False))
-    if getattr(asked, "dry_run", False):
-        return train.dry_run(translated, as_json=getattr(asked, "json", False))
-    return train.run(translated)
+        if "check_requirements" in asked:
+            return train.check_requirements(layers, as_json="json" in asked)
+        if "dry_run" in asked:
+            return train.dry_run(layers, as_json="json" in asked)
+        return train.run(layers, prints="print_config" in asked)

@@ -14,7 +14,7 @@ import docstring_parser
 from granite_scu.config import settings as config
 from granite_scu.control import CONTROLLERS
 
-PRECISIONS = {"auto": "null", **config.PRECISIONS}
+PRECISIONS = {"auto": None, **config.PRECISIONS}
 GROUPS = {
     "base": config.BaseConfig,
     "lora": config.LoraConfig,
@@ -255,6 +255,12 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--n-tokens", "prior.n_tokens", default="supervised tokens of the training set"),
     ),
 }  # fmt: skip
+
+NAMES = {flag.key: flag.name for section in SECTIONS.values() for flag in section}
+"""The flag of each dotted key that has one."""
+
+KEYS = {name: key for key, name in NAMES.items()}
+"""The dotted key that each flag is another name of."""
 
 COMMONEST = (
     "--model", "--data-dir", "--validation-data", "--test-data", "--system", "--output-dir", "--max-steps",

@@ -1,12 +1,11 @@
 """What describes a run: everything that was asked for."""
 
-import json
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import jsonargparse
 import yaml
@@ -78,45 +77,49 @@ class Request:
         return replace(self, trainer=trainer, yaml=yaml.safe_dump(written, sort_keys=False), **changed)
 
     @classmethod
-    def from_dotted(cls, settings: Mapping[str, Any]) -> "Request":
-        """A request over the defaults, without a command line.
+    def from_dotted(
+        cls, settings: Mapping[str, Any], hardware: str | None = None, given: Iterable[str] | None = None
+    ) -> "Request":
+        """A request over the defaults.
 
         Args:
-            settings: by dotted key, as ``{"base.name": "tiny-granite-h", "trainer.max_steps": 100}``.
+            settings: by dotted key, as ``{"base.name": "tiny-granite-h", "trainer.max_steps": 100}``; a text may stand
+                for any value, in YAML.
+            hardware: as of the class.
+            given: as of the class; by default all that has a value.
 
         Raises:
             UserError: a key that there is not, or a value that its setting cannot have.
         """
-        parser = _settings_parser()
+        parser = settings_parser()
         try:
-            given = parser.parse_args([f"--{key}={_as_argument(value)}" for key, value in settings.items()])
-        except jsonargparse.ArgumentError as error:
-            raise UserError(" ".join(str(error).split())) from error
-        return cls.from_parsed(parser, given, given=[key for key, value in settings.items() if value is not None])
+            parsed = parser.parse_object(nested(settings))
+        except (jsonargparse.ArgumentError, TypeError) as error:
+            raise _wrong(settings, str(error)) from error
+        given = [key for key, value in settings.items() if value is not None] if given is None else given
+        return cls.from_parsed(parsed, hardware, given)
 
     @classmethod
-    def from_parsed(
-        cls,
-        parser: jsonargparse.ArgumentParser,
-        parsed: jsonargparse.Namespace,
-        hardware: str | None = None,
-        given: Iterable[str] = (),
-    ) -> "Request":
+    def from_parsed(cls, parsed: jsonargparse.Namespace, hardware: str | None, given: Iterable[str]) -> "Request":
         """What a parser with ``add_settings`` has read; ``hardware`` and ``given`` as of the class.
 
         Raises:
             UserError: a value that jsonargparse lets through and its setting cannot have.
         """
-        check_values(parsed, flags.SETTINGS)
+        _check_nulls(parsed)
+        seed = parsed["seed_everything"]
+        if seed is None or not 0 <= seed < 2**32:
+            raise UserError(f"--seed {seed}: must be a whole number from 0 to {2**32 - 1}")
         if parsed["lora"]["adapter"] is None:  # what nulls stand for; an adapter has its own
             lora = LoraConfig(**parsed["lora"].as_dict()).resolved()
             parsed["lora"]["rank"], parsed["lora"]["alpha"] = lora.rank, lora.alpha
+        parser = settings_parser()
         built = parser.instantiate_classes(parsed)
         check_budget(built["drift"], built["control"], built["run"])
         return cls(
             **{group: built[group] for group in flags.GROUPS},
             trainer=dict(vars(built["trainer"])),
-            seed=parsed["seed_everything"],
+            seed=seed,
             yaml=parser.dump(parsed, skip_none=False),
             hardware=hardware,
             given=frozenset(given),
@@ -124,7 +127,8 @@ class Request:
 
 
 @cache
-def _settings_parser() -> jsonargparse.ArgumentParser:
+def settings_parser() -> jsonargparse.ArgumentParser:
+    """The parser of every setting."""
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("--seed_everything", type=int, default=SEED)
     add_settings(parser)
@@ -137,27 +141,55 @@ def add_settings(parser: jsonargparse.ArgumentParser) -> None:
         parser.add_class_arguments(kind, group)
 
 
-def check_values(given: jsonargparse.Namespace, groups: Mapping[str, Any]) -> None:
-    """Refuse what jsonargparse lets through: a group that is no mapping, and null for a setting that has no such value.
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"group.name": value}`` as ``{"group": {"name": value}}``."""
+    groups: dict[str, Any] = {}
+    for key, value in settings.items():
+        group, _, name = key.partition(".")
+        if name:
+            groups.setdefault(group, {})[name] = value
+        else:
+            groups[group] = value
+    return groups
 
-    Raises:
-        UserError: either of them.
-    """
-    for group, kind in groups.items():
-        if not isinstance(given[group], Mapping | jsonargparse.Namespace):
-            raise UserError(f"{group}: must be a mapping of settings, and is {reprlib.repr(given[group])}")
-        for name, hint in get_type_hints(kind).items():
-            if given[group][name] is None and NoneType not in get_args(hint):
-                default = kind.__dataclass_fields__[name].default
-                raise UserError(f"{group}.{name} null: must have a value; leave it out for the default, {default}")
+
+def _wrong(settings: Mapping[str, Any], message: str) -> UserError:
+    """What is wrong with settings that the parser refused: the first that it refuses alone."""
+    for key, value in settings.items():
+        try:
+            settings_parser().parse_object(nested({key: value}))
+        except (jsonargparse.ArgumentError, TypeError):
+            if key not in {**flags.HINTS, "seed_everything": int}:
+                return UserError(f"--{key}: there is no such setting")
+            shown = reprlib.repr(value) if isinstance(value, list | dict) else value
+            return UserError(f"--{key} {shown}: must be {_described(flags.HINTS.get(key, int))}")
+    return UserError(" ".join(message.split()))
+
+
+def _described(hint: Any) -> str:
+    """The values that a setting may have, in words."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    told: list[str] = []
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            told += map(str, get_args(kind))
+        elif get_origin(kind) in (list, dict):
+            told.append("a list" if get_origin(kind) is list else "a mapping")
+        elif kind is not NoneType and not (kind is str and float in kinds):
+            told.append(words[kind])
+    return " or ".join(told)
+
+
+def _check_nulls(parsed: jsonargparse.Namespace) -> None:
+    """Refuse null for a setting that has no such value, which jsonargparse lets through. Raises UserError."""
+    for key, hint in flags.HINTS.items():
+        group, _, name = key.partition(".")
+        if parsed[group][name] is None and NoneType not in get_args(hint):
+            raise UserError(f"--{key} null: must have a value; leave it out for the default, {flags.DEFAULTS[key]}")
 
 
 def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
     """``{"group": {"name": value}}`` as ``{"group.name": value}``."""
     groups = ((group, entry if isinstance(entry, dict) else {"": entry}) for group, entry in settings.items())
     return {f"{group}.{name}".rstrip("."): value for group, entries in groups for name, value in entries.items()}
-
-
-def _as_argument(value: Any) -> str:
-    """A value as a command line has it: YAML, which knows neither None nor True."""
-    return json.dumps(value) if value is None or isinstance(value, bool | list | dict) else str(value)

@@ -110,15 +110,11 @@ def claimed(folder: RunFolder, request: Request, resume: Resume | None) -> Itera
 
 
 @contextmanager
-def logged_from_here(formatter: logging.Formatter | None = None) -> Iterator[None]:
-    """Keep messages from before there is a run folder for the log file in it; a run that is refused has neither.
-
-    Args:
-        formatter: of the log file's lines.
-    """
+def logged_from_here() -> Iterator[None]:
+    """Keep messages from before there is a run folder for the log file in it; a run that is refused has neither."""
     ours = logging.getLogger("granite_scu")
     kept = MemoryHandler(capacity=10**6, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
-    kept.setFormatter(formatter or logging.Formatter(LINE))
+    kept.setFormatter(logging.Formatter(LINE))
     ours.addHandler(kept)
     try:
         yield

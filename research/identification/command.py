@@ -2,13 +2,11 @@
 
 from dataclasses import fields
 
-from granite_scu.cli import config_layers, guard
+from granite_scu.cli import guard, script_flags
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.cli.lasting_output import lasting_output
-from granite_scu.cli.request_parser import parse
-from granite_scu.cli.setting_names import Wording, as_dotted_keys
-from granite_scu.training.output_folder import LINE, logged_from_here
+from granite_scu.training.output_folder import logged_from_here
 from research.identification import step_test
 from research.identification.settings import StepTest
 
@@ -42,15 +40,15 @@ def _switch(word: str) -> bool:
 
 def main(arguments: list[str]) -> int:
     """The command; returns the exit code."""
-    return guard.guarded(lambda: _run(arguments), "--debug" in arguments, wording=as_dotted_keys)
+    return guard.guarded(lambda: _run(arguments), "--debug" in arguments)
 
 
 def _run(arguments: list[str]) -> int:
     options, rest = build_parser().parse_known_args(arguments)
     asked = StepTest(**{field.name: getattr(options, field.name) for field in fields(StepTest)})
-    rest = config_layers.put_first(["fit", *rest])
-    with config_layers.naming_files(rest):
-        request, console = parse(rest).request, make_console(stderr=options.json)
-        quiet(console, as_dotted_keys)
-        with lasting_output(), logged_from_here(Wording(as_dotted_keys, LINE)):
+    layers, _ = script_flags.translate(rest, dotted=True)
+    with layers.named():
+        request, console = layers.request(), make_console(stderr=options.json)
+        quiet(console)
+        with lasting_output(), logged_from_here():
             return step_test.identify(request, asked, console, options.json)

@@ -46,7 +46,7 @@ def request_of(cell: TrackingCell, folder: str) -> Any:
     from granite_scu.cli import script_flags
 
     _check_names([setting.partition("=")[0].strip("-").replace("-", "_") for setting in cell.settings])
-    arguments, _ = script_flags.translate(
+    layers, _ = script_flags.translate(
         [
             "--test-run", "--output-dir", folder, "--data-dir", cell.corpus, "--data.train_tokens", str(TOKENS),
             "--max-steps", str(cell.steps), "--no-isolate-documents",  # as the published grid was measured
@@ -56,10 +56,9 @@ def request_of(cell: TrackingCell, folder: str) -> Any:
             "--controller", place_of(cell.controller), "--target-s", str(cell.setpoint), *cell.settings,
         ]
     )  # fmt: skip
-    from granite_scu.cli import request_parser as cli
     from granite_scu.training import controller as steering  # late: a wrong flag is refused before torch is imported
 
-    request = cli.parse(arguments).request
+    request = layers.request()
     settled = {
         "--output-dir": (request.run.output_dir, folder),
         "--data-dir": (request.data.path, cell.corpus),

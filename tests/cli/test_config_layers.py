@@ -13,12 +13,11 @@ import yaml
 from devices import A100, CPU, RTX_4090, T4
 
 from granite_scu import hardware
-from granite_scu.cli import config_layers, early_refusals, script_flags, train_commands
-from granite_scu.cli import request_parser as cli
-from granite_scu.config import shipped
+from granite_scu.cli import config_layers, lightning_commands, script_flags, train_commands
 from granite_scu.config.errors import UserError
 from granite_scu.hardware import cards, presets
 from granite_scu.training import memory_budget, plan
+from granite_scu.training.controller import build_controller
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.recipe import prepare
 
@@ -28,11 +27,12 @@ TINY = CONFIGS / "tiny.yaml"
 
 
 def script(*argv: str):
-    return cli.parse(script_flags.translate(list(argv))[0]).request
+    return script_flags.translate(list(argv))[0].request()
 
 
 def module(*arguments: str):
-    return cli.parse(config_layers.put_first(["fit", *arguments])).request
+    parser = lightning_commands.build_parser("granite-scu fit")
+    return script_flags.translate(list(arguments), parser, dotted=True)[0].request()
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_what_a_preset_of_another_card_asks_for_is_refused_with_the_preset_that_
         (["--hardware", "../tiny"], "no such preset"),
         (["--hardware", "a100"], "--hardware a100: there are gpu_a100_40 and gpu_a100_80; choose one of them"),
         (["--hardware", "cpu", "--hardware", "cpu"], "given 2 times"),
-        (["--hardware"], "expected a name; choose auto"),
+        (["--hardware"], "--hardware: expected one argument"),
         (["--hardware="], "expected a name"),
     ],
 )
@@ -131,12 +131,11 @@ def test_each_value_says_where_it_is_from(layer, capsys):
     assert yaml.safe_load(whole) == yaml.safe_load(script(*argv[:-1]).yaml)
 
 
-def test_groups_given_whole_say_where_they_are_from(tmp_path):
+def test_groups_may_be_given_whole(tmp_path):
     part = tmp_path / "part.yaml"
     part.write_text("rank: 2\n")
-    arguments = ["fit", "--lora", str(part), "--data", "{batch_size: 3}", "--trainer.logger=x"]
-    found = config_layers.origins_and_values(arguments)
-    assert found["lora.rank"] == ("a flag", 2) and found["data.batch_size"] == ("a flag", 3)
+    request = module("--lora", str(part), "--data", "{batch_size: 3}", "--trainer.logger=x")
+    assert (request.lora.rank, request.data.batch_size) == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +248,7 @@ def prepared(machine, text, tmp_path):
         machine(device)
         ours = [f"--base.name={model}", f"--data.path={text}", f"--run.output_dir={tmp_path / 'out'}"]
         # No loader processes for the one batch: they take longer than all the rest.
-        return prepare(cli.parse(["fit", f"--config={path}", *ours, "--data.num_workers=0"]).request)
+        return prepare(module(f"--config={path}", *ours, "--data.num_workers=0"))
 
     return prepare_on
 
@@ -301,13 +300,15 @@ def test_every_other_configuration_can_be_run(prepared, path, tmp_path, monkeypa
 
 
 def test_an_error_names_the_users_file_and_not_that_of_the_test_runs_defaults(layer):
+    def named(line: str, *argv: str) -> str:
+        with pytest.raises(UserError) as refused, script_flags.translate(["--test-run", *argv])[0].named():
+            raise UserError(line)
+        return str(refused.value)
+
     line = "--batch-size 5: too large; --output-dir x: taken"
-    test_run = script_flags.translate(["--test-run"])[0]
-    assert config_layers.with_file("--output-dir x: taken", test_run) == "--output-dir x: taken"
-    assert config_layers.with_file(line, [*test_run, "--config", layer]).startswith(
-        f"--batch-size 5 (in {layer}): too large"
-    )
-    assert config_layers.with_file(line, [*test_run, "--config", layer, "--data.batch_size=5"]) == line
+    assert named("--output-dir x: taken") == "--output-dir x: taken"
+    assert named(line, "--config", layer).startswith(f"--batch-size 5 (in {layer}): too large")
+    assert named(line, "--config", layer, "--data.batch_size=5") == line
 
 
 @pytest.mark.parametrize(
@@ -339,11 +340,11 @@ def test_a_run_of_an_earlier_version_is_continued(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(written))
     assert script("--output-dir", str(tmp_path), *CONTINUES).control.kp == 3.0
-    assert cli.parse(config_layers.put_first(["fit", "--config", str(file)])).request.control.kp == 3.0
+    assert module("--config", str(file)).control.kp == 3.0
     written["control"]["controller"] = "kl"
     file.write_text(yaml.safe_dump(written))
-    with pytest.raises(UserError, match=re.escape(f"--controller kl (in {file}): no controller is called 'kl'")):
-        early_refusals.refuse(config_layers.put_first(["fit", "--config", str(file)]))
+    with pytest.raises(UserError, match="--controller kl: no controller is called 'kl'"):
+        build_controller(module("--config", str(file)).control)
     written["control"] |= {"controller": "pi", "cpr_warmup": 4}
     file.write_text(yaml.safe_dump(written))
     with pytest.raises(UserError, match=r"cpr_warmup is no setting any more; .*laws\.cpr:CPR .*cpr_warmup=4"):
@@ -358,4 +359,4 @@ def test_the_configuration_that_a_run_writes_is_plain(tmp_path):
 @pytest.mark.parametrize("name", ["qlora", "configs/qlora.yaml"])
 def test_what_a_layer_for_little_memory_sets_nobody_has_given(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert config_layers.given(["fit", "--config", shipped.find(name), "--lora.rank=3"]) == ["lora.rank"]
+    assert script_flags.translate(["--config", name, "--lora.rank=3"])[0].given == ["lora.rank"]

@@ -41,7 +41,6 @@ def test_without_docstrings_it_says_why_it_cannot_run():
     assert "-OO" in done.stderr and done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_the_whole_help_of_fit_has_its_preset_and_every_key(capsys):
     with pytest.raises(SystemExit):
         main(["fit", "--help-all"])

@@ -15,6 +15,6 @@ def test_all_its_texts_are_found_from_there(tmp_path, monkeypatch):
     (run / "config.yaml").write_text(json.dumps({"data": names}))
     (run / "training_config.json").write_text(json.dumps({"working_folder": ".."}))
     monkeypatch.chdir(elsewhere)
-    arguments, _ = translate(["--resume-from-checkpoint", str(run / "checkpoint-1")])
+    layers, _ = translate(["--resume-from-checkpoint", str(run / "checkpoint-1")])
     for key, file in (("path", "chats"), ("validation_data", "few"), ("test_data", "other")):
-        assert f"--data.{key}={tmp_path}/{file}.jsonl" in arguments
+        assert layers.values[f"data.{key}"] == [f"{tmp_path}/{file}.jsonl"]

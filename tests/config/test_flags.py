@@ -177,7 +177,7 @@ OF_A_LAW = {
 
 
 def arguments(*argv: str) -> list[str]:
-    return translate(list(argv))[0]
+    return translate(list(argv))[0].values
 
 
 def given(name: str, value: str | None) -> list[str]:
@@ -185,9 +185,7 @@ def given(name: str, value: str | None) -> list[str]:
 
 
 def resolved(*argv: str):
-    from granite_scu.cli import request_parser as cli
-
-    return cli.parse(arguments(*argv)).request
+    return translate(list(argv))[0].request()
 
 
 def value_of(request, key: str):
@@ -215,7 +213,7 @@ def test_hyphens_and_underscores_mean_the_same():
     for name, key, value, _ in FLAGS:
         underscored = "--" + name[2:].replace("-", "_")
         found = arguments(*given(name, value))
-        assert any(argument.startswith(f"--{key}=") for argument in found)
+        assert key in found
         assert arguments(*given(underscored, value)) == found
 
 
@@ -285,8 +283,7 @@ def test_what_is_asked_can_be_written_with_underscores(name):
 @pytest.mark.parametrize(
     ("argv", "precision"),
     [
-        ([], None),
-        (["--precision", "auto"], "null"),
+        (["--precision", "auto"], None),
         (["--precision", "fp32"], "32-true"),
         (["--bf16"], "bf16-mixed"),
         (["--fp16"], "16-mixed"),
@@ -294,8 +291,7 @@ def test_what_is_asked_can_be_written_with_underscores(name):
     ],
 )
 def test_precision_and_its_short_forms(argv, precision):
-    found = [argument for argument in arguments(*argv) if argument.startswith("--trainer.precision")]
-    assert found == ([] if precision is None else [f"--trainer.precision={precision}"])
+    assert arguments(*argv)["trainer.precision"] == precision
 
 
 @pytest.mark.parametrize(
@@ -319,9 +315,9 @@ def test_max_length_is_block_size():
 
 
 def test_early_stopping_has_a_number_of_its_own():
-    assert "--run.early_stopping=3" in arguments("--early-stopping")
-    assert "--run.early_stopping=3" in arguments("--early-stopping", "--overwrite")
-    assert "--run.stop_at_equilibrium=30" in arguments("--stop-at-equilibrium", "--overwrite")
+    assert arguments("--early-stopping") == {"run.early_stopping": 3}
+    assert arguments("--early-stopping", "--overwrite")["run.early_stopping"] == 3
+    assert arguments("--stop-at-equilibrium", "--overwrite")["run.stop_at_equilibrium"] == 30
 
 
 def test_epochs_alone_switch_the_limit_on_steps_off():

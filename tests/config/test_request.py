@@ -1,6 +1,7 @@
 import pytest
 
 from granite_scu.cli.request_parser import parse
+from granite_scu.cli.script_flags import translate
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 
@@ -22,7 +23,7 @@ def test_a_request_from_dotted_settings_is_the_command_lines():
     arguments = [
         f"--{key}={value if isinstance(value, list) else said.get(value, value)}" for key, value in SETTINGS.items()
     ]
-    assert Request.from_dotted(SETTINGS) == parse(["fit", *arguments]).request
+    assert Request.from_dotted(SETTINGS) == parse(translate(arguments)[0]).request
 
 
 @pytest.mark.parametrize("settings", [{"lora.rnk": 3}, {"lora.rank": "x"}, {"data.block_size": None}])
@@ -34,5 +35,5 @@ def test_what_no_setting_takes_is_refused(settings):
 def test_it_knows_what_differs_from_the_defaults():
     usual = {"run.early_stopping"}
     assert set(Request.from_dotted(SETTINGS).changed) == SETTINGS.keys() - usual
-    arguments = ["fit", "--base.name=tiny-granite-h", "--lora.rank=16"]
-    assert parse(arguments).request.changed == ["base.name"], "a rank of 16 is the default's"
+    arguments = ["--base.name=tiny-granite-h", "--lora.rank=16"]
+    assert translate(arguments)[0].request().changed == ["base.name"], "a rank of 16 is the default's"

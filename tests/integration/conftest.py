@@ -129,7 +129,6 @@ def train(corpus, tmp_path_factory):
     from rich.console import Console
 
     from granite_scu.cli import script_flags
-    from granite_scu.cli.request_parser import parse
     from granite_scu.training import recipe
 
     def run(*argv) -> Path:
@@ -146,8 +145,8 @@ def train(corpus, tmp_path_factory):
             folder,
             *argv,
         )
-        arguments, _ = script_flags.translate([str(flag) for flag in flags])
-        recipe.train(recipe.prepare(parse(arguments).request, Console(quiet=True)))
+        layers, _ = script_flags.translate([str(flag) for flag in flags])
+        recipe.train(recipe.prepare(layers.request(), Console(quiet=True)))
         return folder
 
     return run

@@ -179,23 +179,22 @@ def test_there_is_a_configuration_for_each_controller():
 
 @pytest.mark.parametrize("name", CONTROLLERS)
 def test_a_configuration_says_what_it_is_and_chooses_its_controller(name):
-    from granite_scu.cli import request_parser as cli
     from granite_scu.cli import script_flags
 
     path = CONFIGS / f"{name}.yaml"
     header = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     assert f"--config configs/controller/{name}.yaml" in "".join(header)
     arguments, _ = script_flags.translate(["--test-run", "--config", str(path)])
-    assert cli.parse(arguments).request.control.controller == name
+    assert arguments.request().control.controller == name
 
 
 @pytest.mark.parametrize("name", [name for name in CONTROLLERS if name != "replay"])
 def test_a_configuration_and_its_controllers_name_alone_are_one_law(name):
-    from granite_scu.cli import request_parser as cli
+    from granite_scu.cli import script_flags
     from granite_scu.training.controller import build_controller
 
     def built(*arguments: str):
-        return build_controller(cli.parse(["fit", *arguments]).request.control)
+        return build_controller(script_flags.translate(list(arguments))[0].request().control)
 
     configured = built(f"--config={CONFIGS / name}.yaml")
     assert configured == built(f"--control.controller={name}")

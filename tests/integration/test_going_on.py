@@ -11,7 +11,7 @@ import pytest
 import torch
 from rounding import OF_EMBEDDED, rounding
 
-from granite_scu.cli import train
+from granite_scu.cli.main import main
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.evaluation.bpt import subjects, texts
 from granite_scu.model import finding, saved_adapter
@@ -205,7 +205,7 @@ def test_the_best_adapter_comes_along_into_another_folder(run, short, launch, tm
 
 
 def test_scoring_a_folder_heeds_the_adapters_own_configuration(run, call):
-    code, out, err = call(train.main, "test", "--config", run / "config.yaml", "--lora.alpha=2")
+    code, out, err = call(main, "test", "--config", run / "config.yaml", "--lora.alpha=2")
     assert code == 0, err
     reported = json.loads((run / "scu_metrics.json").read_text())["adapter_test_bpt"]
     assert json.loads(out)["adapter_bpt"] == pytest.approx(reported, rel=rounding(OF_EMBEDDED))

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from granite_scu.cli import train as train_command
+from granite_scu.cli import main as command
 from granite_scu.cli.console import PIPE_WIDTH
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.datamodule import TextDataModule
@@ -299,7 +299,7 @@ def test_a_run_that_gets_worse_leaves_the_adapter_that_validated_best(launch, ca
     assert_same_adapter(folder, folder / f"checkpoint-{best}")
     assert_same_adapter(folder / "final", folder / "checkpoint-24")
     assert f"that of step {best}; that of the last step has " in out
-    code, out, _ = call(train_command.main, "test", "--config", folder / "config.yaml")
+    code, out, _ = call(command.main, "test", "--config", folder / "config.yaml")
     assert (code, json.loads(out)["adapter_bpt"]) == (
         0,
         pytest.approx(metrics["adapter_test_bpt"], rel=rounding(OF_EMBEDDED)),
@@ -312,7 +312,7 @@ def test_a_run_that_gets_worse_leaves_the_adapter_that_validated_best(launch, ca
 @pytest.mark.slow
 def test_the_saved_configuration_gives_the_same_run_bit_for_bit(run, call, tmp_path):
     again = tmp_path / "again"
-    code, _, err = call(train_command.main, "fit", "--config", run.folder / "config.yaml", "--run.output_dir", again)
+    code, _, err = call(command.main, "fit", "--config", run.folder / "config.yaml", "--run.output_dir", again)
     assert (code, err) == (0, "")
     assert_same_adapter(run.folder, again)
     assert [untimed(record) for record in history(again)] == [untimed(record) for record in history(run.folder)]
@@ -320,7 +320,7 @@ def test_the_saved_configuration_gives_the_same_run_bit_for_bit(run, call, tmp_p
 
 @pytest.mark.parametrize("split", ["test", "validate"])
 def test_the_commands_that_score_the_saved_adapter(run, capfd, split):
-    assert train_command.main([split, "--config", str(run.folder / "config.yaml")]) == 0
+    assert command.main([split, "--config", str(run.folder / "config.yaml")]) == 0
     printed = capfd.readouterr()
     assert printed.err.split("\n") == ["Mamba-2 layers run in PyTorch".ljust(PIPE_WIDTH), ""]
     found, metrics = json.loads(printed.out), read_json(run.folder / "scu_metrics.json")
@@ -334,7 +334,7 @@ def test_the_commands_that_score_the_saved_adapter(run, capfd, split):
 
 
 def score(capfd, run, *arguments) -> str:
-    assert train_command.main(["test", "--config", str(run.folder / "config.yaml"), *arguments]) == 2
+    assert command.main(["test", "--config", str(run.folder / "config.yaml"), *arguments]) == 2
     printed = capfd.readouterr().err
     assert printed.count("\n") == 1
     return printed

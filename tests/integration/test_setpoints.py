@@ -14,7 +14,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from granite_scu import control
-from granite_scu.cli import request_parser as cli
+from granite_scu.cli.script_flags import translate
 from granite_scu.training import recipe
 from granite_scu.training.recipe import prepare, train
 from granite_scu.viz.adapter_size import FIELDS, describe
@@ -22,7 +22,7 @@ from granite_scu.viz.adapter_size import FIELDS, describe
 SMALL = ("--test-run", "--precision", "fp32", "--batch-size", 1, "--block-size", 64, "--eval-iters", 2)
 SMALL += ("--warmup-steps", 2, "--control-every", 2, "--eval-batch-size", 16)
 SEEKING = (*SMALL, "--target-s", "auto", "--max-steps", 60, "--save-steps", 33, "--lora-dropout", 0.1)
-TINY = ("fit", "--config", str(Path(__file__).parents[2] / "configs" / "tiny.yaml"), "--data.block_size=64")
+TINY = ("--config", str(Path(__file__).parents[2] / "configs" / "tiny.yaml"), "--data.block_size=64")
 TINY += ("--data.batch_size=1", "--control.every=2")
 
 
@@ -189,7 +189,7 @@ def test_reading_the_slopes_leaves_a_run_as_it_is(corpus, tmp_path):
             "--run.samples=0",
             f"--run.output_dir={folder}",
         )
-        request = cli.parse([*TINY, *keys, f"--data.path={corpus}"]).request
+        request = translate([*TINY, *keys, f"--data.path={corpus}"])[0].request()
         train(prepare(request, Console(quiet=True), controller=law(lambda_init=0.1)))
         weights.append((folder / "adapter_model.safetensors").read_bytes())
     assert "savings_held_out" in read(tmp_path / "Listening", "scu_history.json")[0]

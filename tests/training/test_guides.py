@@ -11,7 +11,6 @@ import devices
 import pytest
 
 from granite_scu import hardware
-from granite_scu.cli import request_parser as cli
 from granite_scu.cli import script_flags
 from granite_scu.hardware import machine as machines
 from granite_scu.training import memory_budget
@@ -58,7 +57,7 @@ def _case(guide: str, card: hardware.Device, flags: str):
 @pytest.mark.parametrize(("card", "flags"), [_case(*row) for row in COMMANDS])
 def test_a_command_of_a_guide_fits_its_card(machine, monkeypatch, card, flags):
     machine(card)
-    request = cli.parse(script_flags.translate(flags.split())[0]).request
+    request = script_flags.translate(flags.split())[0].request()
     found = machines.resolve_request(request)
     allowed = found.memory_limit(request.run.memory_fraction)
     settled = memory_budget.with_checkpointing_settled(request, found)

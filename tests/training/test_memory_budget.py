@@ -7,7 +7,7 @@ import pytest
 import torch
 from devices import CPU, RTX_3060, T4
 
-from granite_scu.cli import request_parser as cli
+from granite_scu.cli.script_flags import translate
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.hardware import GIB
 from granite_scu.hardware import machine as machines
@@ -23,7 +23,7 @@ def asked(machine):
 
     def ask(device, *flags: str):
         machine(device)
-        request = cli.parse(["fit", *TINY, "--trainer.accumulate_grad_batches=4", *flags]).request
+        request = translate([*TINY, "--trainer.accumulate_grad_batches=4", *flags])[0].request()
         return request, machines.resolve(request.base, request.run, request.trainer)
 
     return ask
@@ -143,10 +143,10 @@ def test_a_run_finds_its_batch_by_training_on_it(machine, tmp_path, monkeypatch)
     out = tmp_path / "out"
     flags = ("--data.block_size=64", f"--data.path={text}", f"--run.output_dir={out}", "--trainer.max_steps=3",
              "--trainer.accumulate_grad_batches=4")  # fmt: skip
-    request = cli.parse(
-        ["fit", *TINY, *flags, "--trainer.accelerator=cpu", "--run.auto_batch_size=true", "--data.batch_size=4",
+    request = translate(
+        [*TINY, *flags, "--trainer.accelerator=cpu", "--run.auto_batch_size=true", "--data.batch_size=4",
          "--control.every=1", "--control.target_s=auto", "--trainer.precision=32-true", "--optimizer.warmup_steps=0"]
-    ).request  # fmt: skip
+    )[0].request()  # fmt: skip
     asked: list[int] = []
     read, real_tick = [], batch_size._Tick.on_train_batch_end
     monkeypatch.setattr(batch_size._Tick, "on_train_batch_end", lambda *given: read.append(real_tick(*given)))
@@ -160,6 +160,6 @@ def test_a_run_finds_its_batch_by_training_on_it(machine, tmp_path, monkeypatch)
     assert asked == [16, 8]
     assert len(read) >= batch_size.STEPS  # the memory of a tick is part of the proof
     assert summary["steps"] == 3 and summary["tokens"] > 2 * 16 * 64
-    again = cli.parse(["fit", f"--config={out / 'config.yaml'}"]).request
+    again = translate([f"--config={out / 'config.yaml'}"])[0].request()
     assert (again.data.batch_size, again.trainer["accumulate_grad_batches"]) == (8, 2)
     assert not again.run.auto_batch_size and Path(again.run.output_dir) == out

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from devices import A100, RTX_3060, RTX_4090
 
-from granite_scu.cli import request_parser as cli
 from granite_scu.cli import script_flags
 from granite_scu.cli.requirements import AS_A_WHOLE, Check, can_start, with_the_run
 from granite_scu.control import build
@@ -55,7 +54,7 @@ def judged(machine):
 
     def judge(device, *argv) -> list[Check]:
         machine(device)
-        request = cli.parse(script_flags.translate(["--data-dir", "stdlib-docs", *argv])[0]).request
+        request = script_flags.translate(["--data-dir", "stdlib-docs", *argv])[0].request()
         return with_the_run([Check("GPU memory", "12 GiB", None, False, "not yet known")], request)
 
     return judge

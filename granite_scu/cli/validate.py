@@ -1,0 +1,108 @@
+"""What can be refused at once: a request that is wrong in itself, and what it names that is not there.
+
+What is there is looked at again where it is used. This needs neither torch nor Lightning, which take seconds to import.
+"""
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from granite_scu.cli.config_layers import Layers
+from granite_scu.config import settings
+from granite_scu.config.errors import UserError
+from granite_scu.config.request import Request
+from granite_scu.hardware import presets
+from granite_scu.storage import checkpoint_list
+from granite_scu.storage.run_folder import RunFolder
+from granite_scu.training.controller import build_controller
+from granite_scu.training.logger_checks import check_loggers
+
+
+def refuse(layers: Layers, writes: bool = True, opens: bool = True) -> None:
+    """Refuse a request whose fault shows at once.
+
+    Args:
+        layers: what is asked for.
+        writes: whether a run folder is to be written.
+        opens: whether what it names is used.
+
+    Raises:
+        UserError: an unknown preset, a value of the wrong kind or out of its range, a file, a text, a model or a
+            checkpoint that is not there, a text that is empty, a run folder that is not empty.
+    """
+    _check_ranks()
+    is_known = layers.asked_preset != presets.AUTO  # which one that is, takes a look at the machine
+    request = (layers if is_known else replace(layers, asked_preset=None)).request()
+    if opens:
+        _check_what_is_there(request, writes and _is_first())
+
+
+_RANKS = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NNODES"),
+)
+"""What torchrun and SLURM set."""
+
+
+def _check_ranks() -> None:
+    """Refuse what says which of several processes this one is, where it is no number."""
+    for name in _RANKS:
+        if not re.fullmatch("[0-9]{1,9}", os.environ.get(name, "0")):
+            raise UserError(
+                f"{name}={os.environ[name]}: must be a whole number, as torchrun and SLURM set it; unset it"
+            )
+
+
+def _is_first() -> bool:
+    """Whether this process writes the run folder: another one may start when the first has begun to."""
+    ranks = (os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ)
+    return next(ranks, "0") == "0"
+
+
+def _check_what_is_there(request: Request, writes: bool) -> None:
+    run = request.run
+    if writes:
+        if run.resume:
+            checkpoint_list.check_there(run.resume, run.output_dir)
+        elif not run.overwrite:
+            RunFolder(run.output_dir).check(overwrite=False, resuming=False)
+        check_loggers(run.loggers, run.logger_offline)
+    build_controller(request.control)
+    check_data(request.data)
+    if not run.resume:  # a run that is continued has its text in its folder
+        check_general(request.drift)
+    settings.check_model(request.base.name)
+
+
+def check_data(data: settings.DataConfig, begins: bool = True) -> None:
+    """Refuse texts and a chat template that are not there, and texts that are empty or begin with what is wrong.
+
+    Args:
+        data: names them.
+        begins: whether to read their first documents.
+
+    Raises:
+        UserError: the first of them.
+    """
+    from granite_scu.data.sources import read  # late: numpy
+
+    if data.chat_template is not None:
+        settings.check_template(data.chat_template)
+    for source in data.sources:
+        folder = Path(source.removeprefix(settings.HUB_PREFIX)).expanduser()
+        if source.startswith(settings.HUB_PREFIX) and settings.is_path(str(folder)) and not folder.exists():
+            raise UserError(f"--data-dir {source}: no such folder; a data set of the hub is named hf:owner/name")
+        if read.is_path(source):
+            read.check_readable(source)
+            if begins:
+                read.check_beginning(source, data.text_column, data.encoding, data.record_format)
+
+
+def check_general(drift: settings.DriftConfig) -> None:
+    """Refuse files of general text that are not there. Raises UserError."""
+    from granite_scu.data.sources import read  # late: numpy
+
+    with read.named_by("--general-data"):
+        for source in filter(read.is_path, drift.general_files):
+            read.check_readable(source)
