@@ -123,7 +123,7 @@ class Layers:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Have a refusal name its setting as it was given, and the file that has it: of several any could be meant.
+        """Have a refusal name its setting by flag or key, and the file that has it: of several any could be meant.
 
         A message begins with what it is about. The file of ``--test-run`` its user never named, and it is not named.
         """
