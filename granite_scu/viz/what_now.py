@@ -243,7 +243,7 @@ def _elsewhere(found: Mapping[str, Any]) -> str:
     cost = f"known answers cost {after - before:.2g} bits per token more than with {model}"
     if wrong:
         lost = found.get("lost")
-        named = list(map(str, lost)) if found.get("damaged") and isinstance(lost, list) else []
+        named = list(map(str, lost)) if isinstance(lost, list) else []
         dots = " …" if len(named) > _MOST_NAMED else ""
         which = f" ({' '.join(named[:_MOST_NAMED])}{dots})" if named else ""
         words = f"Elsewhere {wrong} of {n} general answers became wrong{which}{f', {right} right' if right else ''}"
