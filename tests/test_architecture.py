@@ -126,11 +126,10 @@ def test_what_answers_at_once_imports_nothing_heavy():
                 "command_table",
                 "console",
                 "guard",
-                "lightning_commands",
                 "main",
                 "push_to_hf",
                 "script_flags",
-                "train_commands",
+                "run_commands",
             )
         ),
         *(ROOT / "tools").glob("*.py"),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 # Where a run begins and what it trains; where a flag enters; where lambda passes.
 LOOP = ("training/recipe.py", "training/module.py")
-SHELL = ("cli/main.py", "cli/train_commands.py", "cli/train.py")
+SHELL = ("cli/main.py", "cli/run_commands.py", "cli/train.py")
 LAMBDA = ("control", "training", "integrations", "model/description_length.py", "model/drift.py")
 
 

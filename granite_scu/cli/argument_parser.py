@@ -62,20 +62,26 @@ class Parser(argparse.ArgumentParser):
                 action.help = text
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(_in_words(message.removeprefix("argument ")))
+        raise UserError(f"{message.removeprefix('argument ')}; see --help")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as error:
+            kind = KINDS.get(getattr(action.type, "__name__", ""))
+            raise (UserError(f"{_name(action)} {arg_string}: must be {kind}") if kind else error) from error
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise UserError(f"{_name(action)} {value}: must be one of {', '.join(map(str, action.choices))}")
 
     def add_debug(self, group: argparse._ArgumentGroup | None = None) -> None:
         """The flag that error messages speak of; ``guard.guarded`` is told whether it was given."""
         (group or self).add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
-def _in_words(message: str) -> str:
-    """What argparse says, without Python's names of kinds."""
-    if wrong := re.fullmatch(r"(\S+): invalid (int|float|share) value: '(.*)'", message):
-        return f"{wrong[1]} {wrong[3]}: must be {KINDS[wrong[2]]}"
-    if wrong := re.fullmatch(r"(\S+): invalid choice: '(.*)' \(choose from (.*)\)", message):
-        return f"{wrong[1]} {wrong[2]}: must be one of {wrong[3].replace(chr(39), '')}"
-    return f"{message}; see --help"
+def _name(action: argparse.Action) -> str:
+    return "/".join(action.option_strings) or str(action.metavar or action.dest)
 
 
 class _Show(argparse.Action):

@@ -18,18 +18,18 @@ class Command(NamedTuple):
 
 
 _CLI = "granite_scu.cli"
-_LIGHTNING = f"{_CLI}.lightning_commands"
+_RUN = f"{_CLI}.run_commands"
 
 COMMANDS = {
     "before a run": {
-        "check": Command(f"{_CLI}.train_commands", "report what a run needs and what this machine lacks"),
+        "check": Command(_RUN, "report what a run needs and what this machine lacks"),
         "hardware": Command(f"{_CLI}.hardware", "show what this machine is, and which settings suit it"),
-        "plan": Command(f"{_CLI}.train_commands", "show what a run would do, its time and its memory"),
+        "plan": Command(_RUN, "show what a run would do, its time and its memory"),
         "data": Command(f"{_CLI}.inspect_data", "show what a run would train on: counts, lengths, samples"),
     },
     "training": {
-        "train": Command(f"{_CLI}.train_commands", "fine-tune a model on your text"),
-        "fit": Command(_LIGHTNING, "the same from YAML files and dotted keys (LightningCLI)"),
+        "train": Command(_RUN, "fine-tune a model on your text"),
+        "fit": Command(_RUN, "the same from YAML files and dotted keys (LightningCLI)"),
     },
     "after a run": {
         "runs": Command(f"{_CLI}.list_runs", "list the runs in a folder, and compare them"),
@@ -39,8 +39,8 @@ COMMANDS = {
         "generate": Command(f"{_CLI}.generate", "let base model and adapter continue a text, side by side"),
         "merge": Command(f"{_CLI}.merge", "write base model and adapter as one plain model"),
         "publish": Command(f"{_CLI}.push_to_hf", "publish the adapter on the Hugging Face hub"),
-        "validate": Command(_LIGHTNING, "score the saved adapter on the validation split"),
-        "test": Command(_LIGHTNING, "score the saved adapter on the test split"),
+        "validate": Command(_RUN, "score the saved adapter on the validation split"),
+        "test": Command(_RUN, "score the saved adapter on the test split"),
     },
 }
 """By group, in the order of the overview."""

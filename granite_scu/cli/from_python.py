@@ -11,6 +11,7 @@ from granite_scu.cli import guard, script_flags, validate
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.cli.train import carry_out
 from granite_scu.config.errors import UserError
+from granite_scu.config.flags import KEYS
 from granite_scu.config.request import Request
 from granite_scu.storage.run_folder import ANSWERS, METRICS, TRAINING_CONFIG, read_json
 from granite_scu.training import recipe
@@ -120,39 +121,34 @@ def train(run: PreparedRun) -> Result | None:
 
 
 def _request(flags: dict[str, Any]) -> Request:
-    parser = script_flags.build_parser()
-    known = [option for action in parser._actions for option in action.option_strings if "." not in option]
-    for name in flags:
-        if "." not in name and (flag := _flag(name)) not in known:
-            raise UserError(
-                f"prepare({name}=...): no such argument: {_in_python(script_flags.instead_of(flag, known))}"
-            )
-    layers, asked = script_flags.translate(
-        [word for name, value in flags.items() for word in _words(name, value)], parser
-    )
-    if questions := [name for name in _QUESTIONS if getattr(asked, name, False)]:
-        raise UserError(f"{questions[0]}: is a question to the command, granite-scu; leave it out")
+    asked = {_place(name): _plain(value) for name, value in flags.items() if value is not None}
+    layers = script_flags.layers_of(asked)
     with layers.named():
         validate.refuse(layers)
         return layers.request()
 
 
-def _flag(name: str) -> str:
-    """Dotted keys keep their underscores."""
-    return f"--{name}" if "." in name else f"--{name.replace('_', '-')}"
+def _place(name: str) -> str:
+    """Where ``script_flags.layers_of`` looks for an argument."""
+    flag = f"--{name.replace('_', '-')}"
+    if name in _QUESTIONS:
+        raise UserError(f"{name}: is a question to the command, granite-scu; leave it out")
+    if "." in name:
+        return f"--{name}"
+    if flag not in KEYS and name not in script_flags.LAYERS:
+        known = [*KEYS, *(f"--{each.replace('_', '-')}" for each in script_flags.LAYERS)]
+        raise UserError(f"prepare({name}=...): no such argument: {_in_python(script_flags.instead_of(flag, known))}")
+    return KEYS.get(flag, name)
+
+
+def _plain(value: Any) -> Any:
+    """A value as settings have it: of a path its name."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, bool | int | float | str | dict) else str(value)
 
 
 def _in_python(words: str) -> str:
     """Flags in a message, as arguments."""
     words = words.replace("--help-all", "granite-scu train --help-all")
     return re.sub(r"(?<!train )--([a-z0-9-]+)", lambda flag: flag[1].replace("-", "_"), words)
-
-
-def _words(name: str, value: Any) -> list[str]:
-    """A flag as it is typed."""
-    flag = _flag(name)
-    if value is None:
-        return []
-    if isinstance(value, bool) and "." not in name:
-        return [flag if value else f"--no-{flag.removeprefix('--')}"]
-    return [flag, *map(str, value)] if isinstance(value, list | tuple) else [f"{flag}={value}"]

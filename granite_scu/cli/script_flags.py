@@ -41,6 +41,10 @@ _ALIKE = 0.75
 """Of two names, difflib's ratio above which one may be a slip for the other; 0.6 takes --resume for --stream."""
 
 
+LAYERS = ("test_run", "hardware", "config", "max_length", "bf16", "fp16")
+"""What stands for more than one setting, or is another flag's short form."""
+
+
 def build_parser(
     name: str = "granite-scu train",
     about: str = "",
@@ -174,7 +178,19 @@ def translate(argv: list[str], parser: Parser | None = None, dotted: bool = Fals
     parser = parser or build_parser()
     known, rest = parser.parse_known_args([hyphenated(argument) for argument in argv])
     _refuse_unknown(parser, rest)
-    asked = vars(known)
+    return layers_of(vars(known), dotted), known
+
+
+def layers_of(asked: dict[str, Any], dotted: bool = False) -> Layers:
+    """The layers of what was given.
+
+    Args:
+        asked: by dotted key what flags say, by ``--`` and dotted key what keys say, and what ``LAYERS`` names.
+        dotted: as of ``translate``.
+
+    Raises:
+        UserError: a key that there is not, or flags that contradict each other.
+    """
     keys = {name.removeprefix("--"): value for name, value in asked.items() if name.startswith("--")}
     for group in SETTINGS.keys() & keys.keys():
         keys = config_layers.of_group(group, keys.pop(group)) | keys
@@ -185,14 +201,18 @@ def translate(argv: list[str], parser: Parser | None = None, dotted: bool = Fals
     if "data.num_epochs" in given:  # alone: no limit on steps, not one of a YAML file either
         given.setdefault("trainer.max_steps", -1)
     # --test-run changes defaults only, so its file lies below the preset; so does a continued run's.
-    below = [config_layers.of_file(str(shipped.TEST_RUN))] if "test_run" in asked else []
+    below = [config_layers.of_file(str(shipped.TEST_RUN))] if asked.get("test_run") else []
     if below and "drift.max_drift" in given:
         given.setdefault("control.target_s", "auto")  # it holds an S, which makes way for what is asked for
     if "run.resume" in given:
         below += _settings_of_the_run(given)
-    files = [config_layers.of_file(name) for name in asked.get("config", [])]
+    files = [config_layers.of_file(name) for name in _listed(asked.get("config"))]
     flags = config_layers.Layer(config_layers.A_FLAG, given | keys)
-    return Layers(below, [*files, flags], _preset(asked.get("hardware", [])), dotted=dotted), known
+    return Layers(below, [*files, flags], _preset(_listed(asked.get("hardware"))), dotted=dotted)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _preset(named: list[str]) -> str | None:
@@ -205,10 +225,14 @@ def _preset(named: list[str]) -> str | None:
 
 def _value(key: str, value: Any) -> Any:
     """What a flag says, as its setting has it."""
+    if key == "data.system":
+        settings.check_system(value)  # by default it is empty, and that is not given
     if key == "trainer.precision":
-        return PRECISIONS[value]
+        return PRECISIONS.get(value, value)
     if HINTS.get(key) == (bool | None):
-        return SWITCH_OR_AUTO[value]
+        return SWITCH_OR_AUTO.get(value, value)
+    if value is True and (number := NUMBER_OF_ITS_OWN.get(NAMES[key])):
+        return number
     takes_one = isinstance(value, list) and len(value) == 1 and str in get_args(HINTS[key])
     return value[0] if takes_one else value
 

@@ -59,11 +59,6 @@ def share(text: str) -> str:
     return text
 
 
-def text(value: str) -> str:
-    """The kind of ``--system``. Raises UserError where nothing stands in it."""
-    return config.check_system(value)
-
-
 SWITCH_OR_AUTO = {"auto": None, "on": True, "off": False}
 """What a switch may be set to that is decided by the machine where nothing is asked for. Alone it means on."""
 
@@ -173,7 +168,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--loss-on", "data.loss_on"),
         _flag("--chat-template", "data.chat_template", default="the model's"),
         _flag("--chat-template-args", "data.chat_template_args", default="none"),
-        _flag("--system", "data.system", text, default="none: the template's own"),
+        _flag("--system", "data.system", default="none: the template's own"),
         _flag("--control-tokens", "data.control_tokens"),
         _flag("--packing", "data.packing"),
         _flag("--on-long", "data.on_long"),

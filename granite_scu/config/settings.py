@@ -442,7 +442,7 @@ class TrainerConfig:
         detect_anomaly: have PyTorch look for the operation that made a gradient not finite; slow.
     """
 
-    accelerator: str = "auto"
+    accelerator: Literal["auto", "cpu", "cuda", "gpu"] = "auto"
     precision: Literal["bf16-mixed", "16-mixed", "32-true"] | None = None
     deterministic: bool | Literal["warn"] | None = None
     benchmark: bool | None = None

@@ -13,7 +13,7 @@ import yaml
 from devices import A100, CPU, RTX_4090, T4
 
 from granite_scu import hardware
-from granite_scu.cli import config_layers, lightning_commands, script_flags, train_commands
+from granite_scu.cli import config_layers, run_commands, script_flags
 from granite_scu.config.errors import UserError
 from granite_scu.hardware import cards, presets
 from granite_scu.training import memory_budget, plan
@@ -31,7 +31,7 @@ def script(*argv: str):
 
 
 def module(*arguments: str):
-    parser = lightning_commands.build_parser("granite-scu fit")
+    parser = run_commands.build_parser("granite-scu fit")
     return script_flags.translate(list(arguments), parser, dotted=True)[0].request()
 
 
@@ -119,7 +119,7 @@ def test_what_names_no_preset_is_refused(arguments, words):
 
 def test_each_value_says_where_it_is_from(layer, capsys):
     argv = ["--test-run", "--hardware", "gpu_4090", "--config", layer, "--lora-r", "3", "--print-config"]
-    assert train_commands.main(argv) == 0
+    assert run_commands.main(argv) == 0
     printed = capsys.readouterr().out
     lines = dict(line.strip().split(": ", 1) for line in printed.splitlines() if ": " in line)
     assert lines["learning_rate"] == f"0.001  # {TINY}"

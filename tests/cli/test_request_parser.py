@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from granite_scu.cli import guard, script_flags, train_commands
+from granite_scu.cli import guard, run_commands, script_flags
 from granite_scu.cli import request_parser as cli
 from granite_scu.cli.main import main
 from granite_scu.config.errors import WRONG_REQUEST, RunFailed, Stopped, UserError
@@ -120,7 +120,7 @@ def test_the_printed_configuration_feeds_back_and_the_scripts_is_the_modules(tmp
     assert main(["fit", "--config", str(TINY), "--control.kp=0.7", "--print_config"]) == 0
     printed = capsys.readouterr()
     assert not printed.err
-    assert train_commands.main(["--test-run", "--kp", "0.7", "--print-config"]) == 0
+    assert run_commands.main(["--test-run", "--kp", "0.7", "--print-config"]) == 0
     assert capsys.readouterr().out == printed.out
     saved = tmp_path / "printed.yaml"
     saved.write_text(printed.out)

@@ -11,7 +11,7 @@ from devices import A100, CPU, RTX_4090, T4, V100, gpu
 from references import granite
 from safetensors.torch import load_file, save_file
 
-from granite_scu.cli import requirements, train_commands
+from granite_scu.cli import requirements, run_commands
 from granite_scu.cli.requirements import Check, can_start, check_requirements, print_requirements
 from granite_scu.config.request import Request
 from granite_scu.config.settings import TINY_MODEL
@@ -338,5 +338,5 @@ def test_the_preset_is_looked_at(machine, name, device, starts, remedy):
 def test_the_answer_is_0_or_1_whatever_the_preset(machine, capsys, tmp_path, name, code):
     machine(CPU, driver=None, build=None)
     run = ["--model", TINY_MODEL, "--data-dir", "stdlib-docs", "--output-dir", str(tmp_path)]
-    assert train_commands.main(["--check-requirements", "--json", "--hardware", name, *run]) == code
+    assert run_commands.main(["--check-requirements", "--json", "--hardware", name, *run]) == code
     assert json.loads(capsys.readouterr().out)["can_start"] is (code == 0)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from granite_scu.cli import lightning_commands, script_flags, validate
+from granite_scu.cli import run_commands, script_flags, validate
 from granite_scu.cli.main import main
 from granite_scu.config import shipped
 from granite_scu.config.errors import UserError
@@ -119,7 +119,7 @@ def test_the_files_that_come_along_are_let_through(path, tmp_path):
     ],
 )  # fmt: skip
 def test_what_the_parser_understands_is_let_through(given, tmp_path):
-    parser = lightning_commands.build_parser("granite-scu fit")
+    parser = run_commands.build_parser("granite-scu fit")
     argv = ["--data.path=stdlib-docs", f"--run.output_dir={tmp_path / 'run'}", given]
     validate.refuse(script_flags.translate(argv, parser)[0])
 

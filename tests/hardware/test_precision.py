@@ -54,7 +54,6 @@ def test_a_precision_the_device_has_is_taken_as_asked(requested, device):
         ("bf16-mixed", CPU, "neither AMX nor AVX512-BF16", "--precision fp32"),
         ("16-mixed", CPU, "--precision fp16: fp16 needs a CUDA device", "--precision fp32"),
         ("16-mixed", AMX, "--precision fp16: fp16 needs a CUDA device", "--precision bf16"),
-        ("8-mixed", A100, "--precision 8-mixed: unknown", "auto, bf16 (bf16-mixed), fp16 (16-mixed), fp32 (32-true)"),
     ],
 )
 def test_a_precision_the_device_lacks_is_refused_with_one_that_works(requested, device, names, remedy):
@@ -75,11 +74,6 @@ def test_a_run_is_on_the_cpu_only_where_that_is_asked_for(machine, requested):
     message = str(refused.value)
     assert message.startswith(f"--accelerator {requested}: no CUDA device") and "\n" not in message
     assert all(remedy in message for remedy in ("--accelerator cpu", "--test-run", "granite-scu check"))
-
-
-def test_an_unknown_accelerator_is_refused():
-    with pytest.raises(UserError, match="--accelerator tpu: unknown; choose auto, cpu or cuda"):
-        resolve_accelerator("tpu")
 
 
 def test_four_bits_under_fp32_are_warned_of_on_a_gpu_that_has_something_faster():

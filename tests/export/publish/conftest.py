@@ -16,7 +16,7 @@ TOOL = ROOT / "tools" / "push_to_hf.py"
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> Path:
     """The folder of a finished run of four steps of the embedded model."""
-    from granite_scu.cli import train_commands
+    from granite_scu.cli import run_commands
     from granite_scu.data.sources.corpora import stdlib_docs
 
     where = tmp_path_factory.mktemp("published")
@@ -24,7 +24,7 @@ def trained(tmp_path_factory) -> Path:
     corpus.write_text("\n\n".join(document.text for document in stdlib_docs())[:30_000], encoding="utf-8")
     folder = where / "run"
     few = ("--max-steps", "4", "--control-every", "1", "--precision", "fp32", "--data-dir", str(corpus))
-    assert train_commands.main(["--test-run", "--samples", "0", *few, "--output-dir", str(folder)]) == 0
+    assert run_commands.main(["--test-run", "--samples", "0", *few, "--output-dir", str(folder)]) == 0
     return folder
 
 

@@ -1,0 +1,78 @@
+"""The commands that take settings: ``train``, ``plan`` and ``check`` by flags, the others by dotted keys."""
+
+from granite_scu.cli import guard, script_flags, validate
+from granite_scu.cli.argument_parser import Parser
+from granite_scu.config.flags import COMMONEST
+
+ABOUT = {
+    "train": "Fine-tune IBM Granite with LoRA while a controller sets the strength of the regularisation, lambda.",
+    "plan": "Say what a run would do, how long it would take and in how much memory. Nothing is trained or written.",
+    "check": "Say what a run needs and what this machine lacks for it. Exit code 0 where it can start, 1 where not.",
+    "fit": "Fine-tune a model as YAML files and dotted keys say. Of defaults, preset, files and keys the last wins.",
+    "validate": "Score the adapter in the run folder on the validation split, in bits per token.",
+    "test": "Score the adapter in the run folder on the test split, in bits per token.",
+}
+EXAMPLES = {
+    "train": (
+        "--test-run",
+        "--data-dir my_texts/ --output-dir runs/mine",
+        "--data-dir chats.jsonl --hardware gpu_4090 --num-epochs 3 --output-dir runs/chats",
+    ),
+    "plan": (
+        "--data-dir my_texts/",
+        "--data-dir chats.jsonl --hardware gpu_4090 --num-epochs 3",
+        "--test-run --json",
+    ),
+    "check": (
+        "",
+        "--hardware gpu_4090 --4bit-quantization",
+        "--model ibm-granite/granite-4.0-h-tiny --json",
+    ),
+    "fit": ("--config granite_4.0_h_1b --data.path my_texts/", "--config mine.yaml --config qlora --hardware gpu_4090",
+            "--config mine.yaml --print_config"),
+    "validate": ("--config runs/mine/config.yaml", "--config runs/mine/config.yaml --data.batch_size 4",
+                 "--config runs/mine/config.yaml --trainer.accelerator cpu"),
+    "test": ("--config runs/mine/config.yaml", "--config runs/mine/config.yaml --data.batch_size 4",
+             "--config runs/mine/config.yaml --trainer.accelerator cpu"),
+}  # fmt: skip
+DOTTED = ("fit", "validate", "test")
+"""Commands whose help shows dotted keys, and which LightningCLI parses."""
+
+_OF_SCORING = ("--model", "--data-dir", "--output-dir", "--batch-size", "--block-size", "--4bit-quantization")
+"""Of the commonest settings those that say something to the commands which only score."""
+
+_FLAG = {"plan": ["--dry-run"], "check": ["--check-requirements"]}
+
+
+def main(arguments: list[str], name: str = "granite-scu train") -> int:
+    """One of the commands; returns the exit code."""
+    command = name.split()[-1]
+    writes = command in ("train", *DOTTED) and not {"--dry-run", "--check-requirements"} & set(arguments)
+    how = {} if writes else {"how_to_continue": guard.NOTHING_WRITTEN}
+    return guard.guarded(lambda: _run(arguments, name), debug="--debug" in arguments, **how)
+
+
+def build_parser(name: str) -> Parser:
+    """The parser of one of the commands."""
+    command = name.split()[-1]
+    examples = [f"{name} {example}".rstrip() for example in EXAMPLES[command]]
+    commonest = _OF_SCORING if command in ("validate", "test") else COMMONEST
+    return script_flags.build_parser(name, ABOUT[command], examples, commonest=commonest, dotted=command in DOTTED)
+
+
+def _run(arguments: list[str], name: str) -> int:
+    command = name.split()[-1]
+    given = [*arguments, *_FLAG.get(command, [])]
+    layers, options = script_flags.translate(given, build_parser(name), command in DOTTED)
+    asked = vars(options)
+    with layers.named():
+        if "check_requirements" not in asked:
+            validate.refuse(layers, writes=command not in ("validate", "test"), opens="print_config" not in asked)
+        with guard.importing():
+            from granite_scu.cli import train  # late: torch takes seconds
+
+        if "check_requirements" in asked:
+            return train.check_requirements(layers, as_json="json" in asked)
+        if "dry_run" in asked:
+            return train.dry_run(layers, as_json="json" in asked)
+        return train.run(layers, command if command in DOTTED else "fit", prints="print_config" in asked)
