@@ -26,11 +26,11 @@ RECORDED = Path(__file__).with_name("law_code.json")
 BESIDE = {
     "kl": ("granite_scu/model/kl_divergence.py", "granite_scu/training/module.py:kl_from_start"),
     "cascade": ("granite_scu/training/callbacks/held_out_savings.py",),
-    "projection": ("granite_scu/training/module.py:_shrink", "granite_scu/training/module.py:_scale_factors"),
+    "projection": ("granite_scu/model/plant.py:act_on_update", "granite_scu/model/plant.py:_scale_factors"),
     "--target-s auto": (
         "granite_scu/control/laws/auto.py",
-        "granite_scu/training/slopes.py",
-        "granite_scu/training/module.py:_slope_of_data",
+        "granite_scu/control/slopes.py",
+        *(f"granite_scu/model/plant.py:{name}" for name in ("_slope_of_data", "loss_and_slope", "loss_at_start")),
         "granite_scu/data/datamodule.py:held_out",
     ),
 }
@@ -39,12 +39,9 @@ function's name."""
 
 LOOP = (
     "granite_scu/model/description_length.py",
-    *(f"granite_scu/training/module.py:{name}" for name in ("prepare_gradient", "_penalty", "_count", "read_window")),
-    "granite_scu/training/module.py:act",
-    *(
-        f"granite_scu/training/callbacks/shannon_control.py:{name}"
-        for name in ("on_train_batch_end", "tick", "_measure")
-    ),
+    "granite_scu/training/module.py:prepare_gradient",
+    *(f"granite_scu/model/plant.py:{name}" for name in ("regularise", "_penalty", "count_step", "read_window", "act")),
+    *(f"granite_scu/control/loop.py:{name}" for name in ("after_step", "tick", "_measure")),
 )
 """The rest of the loop, which every law is measured by and acts through."""
 
@@ -120,7 +117,7 @@ def test_every_law_is_watched_with_what_it_acts_through_and_is_measured_by():
     )
     assert watched["granite_scu/control/laws/base.py"] == [*LAWS, "--target-s auto"]
     assert watched["granite_scu/training/module.py:kl_from_start"] == ["kl"]
-    assert watched["granite_scu/training/module.py:_shrink"] == ["projection"]
+    assert watched["granite_scu/model/plant.py:act_on_update"] == ["projection"]
     assert watched["granite_scu/training/module.py:prepare_gradient"] == [*LAWS, "--target-s auto"]
 
 
