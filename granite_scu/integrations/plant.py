@@ -87,8 +87,8 @@ class TrainerPlant(AdapterPlant):
         acting = config.measure, config.actuator, held_out is not None
         super().__init__(prior_sigma, n_tokens, total_steps, gradient_clip, *acting, args.device)
         self.model, self.adapter, self.meter = model, adapter, LossMeter(model, args.device)
-        self._optimizer, self._micro_batches, self._device = optimizer, args.gradient_accumulation_steps, args.device
-        self._held_out = held_out
+        self._scaler, self._held_out = getattr(optimizer, "scaler", None), held_out
+        self._micro_batches, self._device = args.gradient_accumulation_steps, args.device
 
     @property
     def factors(self) -> Sequence[Tensor]:
@@ -109,8 +109,7 @@ class TrainerPlant(AdapterPlant):
 
     def loss_scale(self) -> float:
         """What training multiplies the mean loss of a micro-batch by: a GradScaler's, or 1, over those of a step."""
-        scaler = getattr(self._optimizer, "scaler", None)
-        return (scaler.get_scale() if scaler else 1.0) / self._micro_batches
+        return (self._scaler.get_scale() if self._scaler else 1.0) / self._micro_batches
 
     @contextmanager
     def precision(self) -> Iterator[None]:
@@ -131,8 +130,12 @@ class TrainerPlant(AdapterPlant):
         self.regularise(nats, tokens, rate, step)
 
     def finish_step(self, skipped: bool) -> None:
-        """After each optimizer step, ``skipped`` where a GradScaler left it out."""
-        self.count_step(torch.full((), not skipped, device=self._device))
+        """After each optimizer step; ``skipped`` where accelerate says that a GradScaler left it out.
+
+        It says nothing of a fused optimizer, which is called all the same and leaves the step out by itself.
+        """
+        finite = torch.full((), not skipped, device=self._device)
+        self.count_step(finite & self._norms[1].isfinite() if self._scaler else finite)
         self.act_on_update()
 
     @property

@@ -3,18 +3,14 @@
 import math
 from importlib.resources import files
 
-import lightning as L
-import numpy as np
 import pytest
 import torch
-from accelerate.optimizer import AcceleratedOptimizer
 from peft import IA3Config, LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
-from rounding import OF_SMALL, rounding, turned
-from torch.utils.data import DataLoader, IterableDataset
+from rounding import OF_SMALL, turned
+from torch.utils.data import IterableDataset
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     BitsAndBytesConfig,
     GPT2Config,
     GPT2ForSequenceClassification,
@@ -25,156 +21,22 @@ from transformers import (
     TrainerCallback,
 )
 
-from granite_scu import control
-from granite_scu.config.settings import TINY_MODEL, BaseConfig, OptimizerConfig, PriorConfig
-from granite_scu.config.settings import LoraConfig as SettingsOfLora
-from granite_scu.data.sources.corpora import stdlib_docs
+from granite_scu.config.settings import TINY_MODEL
 from granite_scu.integrations.adapter import Adapter
 from granite_scu.integrations.transformers import ORIGIN, ShannonCallback, _check_loss
 from granite_scu.model.description_length import squared_norms
-from granite_scu.training.callbacks.shannon_control import ShannonControl
-from granite_scu.training.callbacks.stopwatch import Stopwatch
-from granite_scu.training.module import GraniteModule
 
 CPR, KL = "research.laws.cpr:CPR", "research.laws.kl:KL"
 TINY_FOLDER = str(files("granite_scu.model") / "assets" / TINY_MODEL)
 SIGMA, N = 0.02, 1000
-STEPS, ACCUMULATE, EVERY = 12, 2, 3
-SAME = ("data_bpt", "param_bpt", "s", "lambda", "grad_norm", "data_grad_norm", "penalty_grad_norm")
-READ = ("savings_held_out", "savings_held_out_slope", "savings_training", "savings_training_slope")
-
-
-class Texts(L.LightningDataModule):
-    """Micro-batches to train on, and held-out ones."""
-
-    def __init__(self, batches: list[dict], held_out: list[dict]) -> None:
-        super().__init__()
-        self.batches, self.texts, self.n_held_out = batches, held_out, len(held_out)
-
-    def train_dataloader(self):
-        return DataLoader(self.batches, batch_size=None)
-
-    def held_out(self, number: int) -> dict:
-        return self.texts[number]
-
-
-def ours(module, data, law, accumulate: int = ACCUMULATE) -> tuple[list[dict], list]:
-    """The records of the application's loop, and the factors that it began with."""
-    records: list[dict] = []
-    watch = Stopwatch()
-    loop = ShannonControl(law, EVERY, watch, records.append)
-    start = [factor.detach().clone() for factor in module.factors]
-    L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        accumulate_grad_batches=accumulate,
-        callbacks=[watch, loop],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    ).fit(module, datamodule=data)
-    return records, start
-
-
-def shuffled(rows: list[dict]) -> list[dict]:
-    """Micro-batches of two, in the order that the seed 42 draws, with labels that are shifted."""
-    order = np.random.default_rng(42).permutation(len(rows))
-    pairs = [[rows[i] for i in pair] for pair in order.reshape(-1, 2)]
-    return [
-        {
-            "input_ids": torch.stack([r["input_ids"][:-1] for r in pair]),
-            "labels": torch.stack([r["labels"][1:] for r in pair]),
-        }
-        for pair in pairs
-    ]
-
-
-def agree(found: list[dict], expected: list[dict]) -> None:
-    """Two histories are of the same loop."""
-    for name in ("step", "tokens", "held", "saturated"):
-        assert [record[name] for record in found] == [record[name] for record in expected], name
-    close = turned(STEPS, OF_SMALL)  # means and norms over numbers of which so many may differ
-    for name in SAME:
-        assert [record[name] for record in found] == pytest.approx([r[name] for r in expected], rel=close), name
+STEPS, EVERY = 12, 3
+SETTINGS = {"target_s": 0.02, "control_every": EVERY, "n_tokens": N}
 
 
 def begin_from(model, factors) -> None:
     with torch.no_grad():
         for factor, value in zip(Adapter(model).factors, factors, strict=True):
             factor.copy_(value)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"target_s": 0.02, "gradient_clip": 0.05},
-        {"target_s": "auto"},
-        pytest.param({"target_s": 0.02, "controller": "research.laws.projection:Projection"}, marks=pytest.mark.slow),
-        pytest.param(
-            {"controller": "research.laws.cpr:CPR", "controller_args": ["cpr_warmup=1"]}, marks=pytest.mark.slow
-        ),
-        pytest.param(
-            {"controller": "research.laws.kl:KL", "controller_args": ["target_kl=0.01"]}, marks=pytest.mark.slow
-        ),
-        pytest.param({"controller": "fixed", "lambda_init": 500.0, "actuator": "decoupled"}, marks=pytest.mark.slow),
-    ],
-    ids=lambda settings: "-".join(str(value) for value in settings.values()),
-)
-def test_it_steers_as_the_application_does(settings, make_module, make_batches, examples, adapted, trainer, ticks):
-    """Same model, data and order: S, lambda and the norms of the gradients at every tick."""
-    texts = examples(2 * STEPS * ACCUMULATE)[-4:]
-    data = Texts(make_batches(STEPS * ACCUMULATE), shuffled(texts))
-    given = {name: value for name, value in settings.items() if name not in ("gradient_clip", "actuator", "controller")}
-    law = control.build(settings.get("controller", "pi"), **given)
-    if isinstance(law, control.AutoSetpoint):
-        law = law.in_a_run_of(STEPS // EVERY)
-    module = make_module(
-        optimizer={"learning_rate": 1e-2, "gradient_clip": settings.get("gradient_clip", 0.0)},
-        sigma=SIGMA,
-        n_tokens=N,
-        total_steps=STEPS,
-        actuator=settings.get("actuator", "loss"),
-        measures_slopes=law.needs_slopes,
-    )
-    expected, start = ours(module, data, law)
-
-    model = adapted()
-    begin_from(model, start)
-    extra = {"held_out": texts} if settings.get("target_s") == "auto" else {}
-    callback = ShannonCallback(**({"control_every": EVERY, "n_tokens": N, "gradient_clip": 0.0} | settings | extra))
-    run = trainer(model, examples(STEPS * ACCUMULATE), callback, gradient_accumulation_steps=ACCUMULATE)
-    run.train()
-    found = ticks(run)
-    agree(found, expected)
-    for name in READ if law.needs_slopes else ():  # differences of losses of 6 bits
-        assert [record[name] for record in found] == pytest.approx(
-            [r[name] for r in expected], abs=6 * rounding(OF_SMALL)
-        ), name
-
-
-@pytest.mark.slow
-def test_it_steers_the_embedded_model_as_the_application_does(trainer, ticks):
-    """36 steps on prose; transformers' own Mamba layers here, the application's there. S comes to its setpoint."""
-    steps, rows, lora = 36, text_rows(72), {"lora_alpha": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-    batches = [
-        {"input_ids": rows[i : i + 2, :-1].contiguous(), "labels": rows[i : i + 2, 1:].contiguous()}
-        for i in range(0, 2 * steps, 2)
-    ]
-    optimizer = OptimizerConfig(2e-3, "constant", warmup_steps=0)
-    prior = PriorConfig(SIGMA, 10_000)
-    module = GraniteModule(BaseConfig(TINY_MODEL), SettingsOfLora(8, 16.0), optimizer, prior, steps)
-    module.configure_model()
-    expected, start = ours(module, Texts(batches, []), control.build("pi", target_s=0.02), accumulate=1)
-
-    base = AutoModelForCausalLM.from_pretrained(TINY_FOLDER, dtype=torch.float32)
-    model = get_peft_model(base, LoraConfig(r=8, **lora))
-    begin_from(model, start)
-    callback = ShannonCallback(0.02, control_every=EVERY, n_tokens=10_000)
-    run = trainer(model, [{"input_ids": row, "labels": row} for row in rows], callback, learning_rate=2e-3)
-    run.train()
-    agree(ticks(run), expected)
-    assert ticks(run)[-1]["s"] == pytest.approx(0.02, rel=0.3)
 
 
 def test_the_newest_tick_is_among_what_is_logged_with_the_loss(examples, adapted, trainer, ticks):
@@ -192,33 +54,6 @@ def test_the_newest_tick_is_among_what_is_logged_with_the_loss(examples, adapted
     assert not any("scu/s" in logs for logs in seen if "loss" not in logs)
 
 
-def test_a_step_that_a_scaler_left_out_counts_only_as_skipped(examples, adapted, trainer, ticks, monkeypatch):
-    """As accelerate leaves one out where a gradient overflows: it does not step, and says so."""
-    rows, taken, step = examples(4), [], AcceleratedOptimizer.step
-
-    def overflow_at_the_second(optimizer, closure=None):
-        taken.append(len(taken) != 1)
-        optimizer._is_overflow = not taken[-1]
-        return step(optimizer, closure) if taken[-1] else None
-
-    monkeypatch.setattr(AcceleratedOptimizer, "step", overflow_at_the_second)
-    run = trainer(adapted(), rows, ShannonCallback(0.02, control_every=2, n_tokens=N))
-    run.train()
-    first, last = ticks(run)
-    counts = [sum(int((row["labels"][1:] != -100).sum()) for row in rows[2 * i : 2 * i + 2]) for i in range(4)]
-    assert [(tick["step"], tick["skipped"]) for tick in (first, last)] == [(3, 1), (4, 1)]
-    assert [tick["tokens"] for tick in (first, last)] == [counts[0] + counts[2], counts[0] + counts[2] + counts[3]]
-    [callback] = [each for each in run.callback_handler.callbacks if isinstance(each, ShannonCallback)]
-    assert callback._loop.travel == pytest.approx(3 * run.args.learning_rate)
-
-
-def text_rows(count: int) -> torch.Tensor:
-    """(count, 49) tokens of the Python documentation."""
-    text = "\n\n".join(document.text for document in stdlib_docs())[: 500 * count]
-    ids = AutoTokenizer.from_pretrained(TINY_FOLDER)(text).input_ids
-    return torch.tensor(ids[: 49 * count]).view(count, 49)
-
-
 @pytest.mark.slow
 def test_a_compiled_model_is_measured_alike(examples, trainer, ticks):
     runs = []
@@ -228,31 +63,24 @@ def test_a_compiled_model_is_measured_alike(examples, trainer, ticks):
         run = trainer(model, examples(6), ShannonCallback(**SETTINGS), torch_compile=compiled)
         run.train()
         runs.append(ticks(run))
-    agree(*runs)
+    for name in ("data_bpt", "s", "lambda", "data_grad_norm"):
+        plain, compiled = ([tick[name] for tick in run] for run in runs)
+        assert compiled == pytest.approx(plain, rel=turned(STEPS, OF_SMALL)), name
 
 
 # Going on
 
-SETTINGS = {"target_s": 0.02, "control_every": EVERY, "n_tokens": N}
 
-
-@pytest.mark.parametrize(
-    ("target_s", "start"),
-    [
-        (0.02, "an adapter"),
-        pytest.param(0.02, "zero", marks=pytest.mark.slow),
-        pytest.param("auto", "an adapter", marks=pytest.mark.slow),
-    ],
-)
-def test_a_resumed_run_goes_on_to_the_same_lambda(target_s, start, examples, adapted, trainer, ticks, tmp_path):
-    """From a checkpoint between two ticks, after which every number of every tick is equal."""
+@pytest.mark.parametrize("target_s", [0.02, pytest.param("auto", marks=pytest.mark.slow)])
+def test_a_resumed_run_measures_on_from_the_adapter_that_it_began_with(
+    target_s, examples, adapted, trainer, ticks, tmp_path
+):
     rows = examples(STEPS)
     auto = {"target_s": "auto", "held_out": examples(4)} if target_s == "auto" else {}
 
     def model():
         made = adapted()
-        if start != "zero":
-            begin_from(made, [0.1 * torch.ones_like(factor) for factor in Adapter(made).factors])
+        begin_from(made, [0.1 * torch.ones_like(factor) for factor in Adapter(made).factors])
         return made
 
     saving = {"save_strategy": "steps", "save_steps": 7}
@@ -262,7 +90,7 @@ def test_a_resumed_run_goes_on_to_the_same_lambda(target_s, start, examples, ada
     rest.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-7"))
     assert [tick["step"] for tick in ticks(whole)] == [3, 6, 9, 12]
     assert ticks(rest) == ticks(whole)
-    assert (tmp_path / "out" / ORIGIN).is_file() == (start != "zero")
+    assert (tmp_path / "out" / ORIGIN).is_file()
 
 
 @pytest.mark.slow

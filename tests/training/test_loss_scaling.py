@@ -3,8 +3,6 @@
 Lightning keeps fp16 for GPUs, so the plugin that it would build there is handed to it.
 """
 
-from dataclasses import replace
-
 import lightning as L
 import pytest
 import torch
@@ -68,19 +66,6 @@ def test_lambda_adds_exactly_its_gradient_whatever_the_scale(
     penalty = [strength * gradient for gradient in description_gradient(exact)]
     assert norm(penalty) > norm(given[0.0])  # so that fp32 can tell the difference
     assert error(minus(given[strength], given[0.0]), penalty) < rounding(2 * (32 + 4))  # as in test_module
-
-
-def test_steps_that_overflow_are_skipped_counted_and_leave_no_trace(make_fp16, fit_fp16, make_batches):
-    batches, options = make_batches(6), {"optimizer": {"learning_rate": 0.01}}
-    module, without = make_fp16(**options), make_fp16(**options)
-    module.reg_strength = without.reg_strength = 2.0
-    scaler = fit_fp16(module, batches, USUAL * 2**32, {"backoff_factor": 2.0**-16}).precision_plugin.scaler
-    fit_fp16(without, batches[2:])
-    assert scaler.get_scale() == USUAL
-    window = module.read_window()
-    assert (window.applied, window.skipped) == (4, 2)
-    assert window == replace(without.read_window(), skipped=2)
-    assert same(module.factors, without.factors)
 
 
 def test_a_penalty_that_overflows_skips_the_step_and_not_the_scale(make_fp16, fit_fp16, make_batches, trained):

@@ -1,0 +1,348 @@
+"""The control loop under Lightning and under transformers: one suite, in real runs of the same small model."""
+
+import math
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import NamedTuple
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from accelerate.optimizer import AcceleratedOptimizer
+from lightning.pytorch.plugins import MixedPrecision
+from rounding import OF_SMALL, rounding, turned
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import Trainer, TrainerCallback
+
+from granite_scu import control
+from granite_scu.control import Measurement
+from granite_scu.control.loop import ControlLoop
+from granite_scu.integrations.adapter import Adapter
+from granite_scu.integrations.transformers import ShannonCallback
+from granite_scu.model.plant import AdapterPlant
+from granite_scu.training.callbacks.shannon_control import ShannonControl
+from granite_scu.training.callbacks.stopwatch import Stopwatch
+
+SIGMA, N = 0.02, 1000  # with which S comes within reach of the setpoint in a few steps
+PI = {"target_s": 0.02, "kp": 1.0, "ki": 0.2, "lambda_init": 0.1}
+FIXED = {"controller": "fixed", "target_s": None}
+HELD_OUT = 4
+SAME = ("data_bpt", "param_bpt", "s", "lambda", "grad_norm", "data_grad_norm", "penalty_grad_norm")
+READ = ("savings_held_out", "savings_held_out_slope", "savings_training", "savings_training_slope")
+
+
+class Ran(NamedTuple):
+    """A run that has ended.
+
+    Attributes:
+        ticks: its records.
+        loop, plant: as they are at its end.
+        begin: the factors that it began with.
+        acted: of every optimizer step, lambda that it was taken under, and its learning rate.
+    """
+
+    ticks: list[dict]
+    loop: ControlLoop
+    plant: AdapterPlant
+    begin: list[Tensor]
+    acted: list[tuple[float, float]]
+
+
+class Texts(L.LightningDataModule):
+    """Micro-batches to train on, again and again, and held-out ones."""
+
+    def __init__(self, batches: list[dict], held_out: list[dict]) -> None:
+        super().__init__()
+        self.batches, self.texts, self.n_held_out = batches, held_out, len(held_out)
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(Endless(self.batches), batch_size=None)
+
+    def held_out(self, number: int) -> dict:
+        return self.texts[number]
+
+
+class Endless(IterableDataset):
+    def __init__(self, batches: list[dict]) -> None:
+        self.batches = batches
+
+    def __iter__(self):
+        return cycle(self.batches)
+
+
+class Watch(L.Callback):
+    """Notes what acts, and saves a checkpoint after a step."""
+
+    def __init__(self, save: int | None, path: Path) -> None:
+        self.save, self.path = save, path
+        self.acted: list[tuple[float, float]] = []
+
+    def on_before_optimizer_step(self, trainer, module, optimizer) -> None:
+        self.acted.append((module.reg_strength, optimizer.param_groups[0]["lr"]))
+
+    def on_train_batch_end(self, trainer, module, *_) -> None:
+        if trainer.global_step == self.save and not self.path.exists():
+            trainer.save_checkpoint(self.path)
+
+
+class Noted(TrainerCallback):
+    """The same in the other trainer, which saves by itself."""
+
+    def __init__(self, callback: ShannonCallback) -> None:
+        self.callback = callback
+        self.acted: list[tuple[float, float]] = []
+
+    def on_pre_optimizer_step(self, args, state, control, *, optimizer, **kwargs) -> None:
+        self.acted.append((self.callback._running.reg_strength, optimizer.param_groups[0]["lr"]))
+
+
+class InFp16(Trainer):
+    """A Trainer with the loss scaler that it has on a GPU; accelerate builds none for a CPU."""
+
+    def __init__(self, *args, scaler, **kwargs) -> None:
+        self.own_scaler = scaler
+        super().__init__(*args, **kwargs)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        self.accelerator.native_amp, self.accelerator.scaler = True, self.own_scaler
+
+
+def law_of(settings: dict, ticks: int) -> control.Controller:
+    law = control.build(settings.get("controller", "pi"), **{k: v for k, v in settings.items() if k != "controller"})
+    return law.in_a_run_of(ticks) if isinstance(law, control.AutoSetpoint) else law
+
+
+@pytest.fixture
+def in_lightning(make_module, make_batches, fit, poison, examples, tmp_path):
+    """As ``run``, by the application's own callback."""
+
+    def run(
+        steps, every=2, accumulate=1, skip=(), save=None, resume=None, scaler=None, first=0,
+        schedule="constant", clip=0.0, actuator="loss", begin=None, **law,
+    ):  # fmt: skip
+        controller, records = law_of(PI | law, steps // every), []
+        loop, watch = ShannonControl(controller, every, Stopwatch(), records.append), Watch(save, tmp_path / "at.ckpt")
+        module = make_module(
+            optimizer={"learning_rate": 1e-2, "schedule": schedule, "gradient_clip": clip},
+            **{"sigma": SIGMA, "n_tokens": N, "total_steps": steps, "actuator": actuator},
+            measures_slopes=controller.needs_slopes,
+            dtype=torch.float16 if scaler else torch.float32,
+        )
+        give(module.factors, begin)
+        start = [factor.detach().clone() for factor in module.factors]
+        batches = make_batches((first + steps) * accumulate)
+        batches = [poison(module, b) if i // accumulate in skip else b for i, b in enumerate(batches)]
+        data = Texts(batches[(first + (resume or 0)) * accumulate :], shuffled(examples(HELD_OUT)[-2 * HELD_OUT :]))
+        plugins = [MixedPrecision("16-mixed", "cpu", scaler)] if scaler else None
+        trainer = L.Trainer(
+            **{"accelerator": "cpu", "max_steps": steps, "accumulate_grad_batches": accumulate, "plugins": plugins},
+            **{"callbacks": [loop.stopwatch, loop, watch], "logger": False, "enable_checkpointing": False},
+            **{"enable_progress_bar": False, "enable_model_summary": False},
+        )
+        trainer.fit(module, datamodule=data, ckpt_path=resume and watch.path, weights_only=True)
+        return Ran(records, loop.loop, module, start, watch.acted)
+
+    return run
+
+
+@pytest.fixture
+def in_transformers(examples, adapted, trainer, ticks, monkeypatch, tmp_path):
+    """As ``run``, by ``ShannonCallback``."""
+
+    def run(
+        steps, every=2, accumulate=1, skip=(), save=None, resume=None, scaler=None, first=0,
+        schedule="constant", clip=0.0, begin=None, **law,
+    ):  # fmt: skip
+        model = adapted()
+        give(Adapter(model).factors, begin)
+        start = [factor.detach().clone() for factor in Adapter(model).factors]
+        settings = PI | law
+        if settings["target_s"] is None:
+            settings["target_s"] = 0.02
+        if settings["target_s"] == "auto":
+            settings["held_out"] = examples(HELD_OUT)[-2 * HELD_OUT :]
+        callback = ShannonCallback(control_every=every, n_tokens=N, gradient_clip=clip, **settings)
+        watch = Noted(callback)
+        for layer in model.modules() if scaler else ():  # transformers' limit of inf is none that fp16 has there
+            if hasattr(layer, "time_step_limit"):
+                layer.time_step_limit = (0.0, 100.0)
+        scaled = {"cls": partial(InFp16, scaler=scaler), "fp16": True} if scaler else {}
+        saved = {"save_strategy": "steps", "save_steps": save or resume} if save or resume else {}
+        more = {"gradient_accumulation_steps": accumulate, "lr_scheduler_type": schedule, **scaled, **saved}
+        made = trainer(model, examples((first + steps) * accumulate)[2 * first * accumulate :], callback, **more)
+        made.add_callback(watch)
+        with monkeypatch.context() as patch:
+            patch.setattr(AcceleratedOptimizer, "step", overflowing(skip)) if skip else None
+            made.train(resume_from_checkpoint=resume and str(tmp_path / "out" / f"checkpoint-{resume}"))
+        return Ran(ticks(made), callback._loop, callback._running, start, watch.acted)
+
+    return run
+
+
+@pytest.fixture(params=["lightning", "transformers"])
+def run(request):
+    """Trains the small model under a law for a number of optimizer steps.
+
+    Arguments are ``ShannonCallback``'s, ``actuator`` among them, and ``skip``: steps that are left out, counted from
+    0; ``save`` and ``resume``: after which step; ``scaler``: of the loss, in fp16; ``first``: micro-batches that are
+    passed over; ``begin``: the factors to begin with.
+    """
+    return request.getfixturevalue(f"in_{request.param}")
+
+
+@torch.no_grad()
+def give(factors, values) -> None:
+    for factor, value in zip(factors, values or factors, strict=True):
+        factor.copy_(value)
+
+
+def overflowing(skip):
+    """As accelerate leaves a step out whose gradient overflows: it does not step, and says so."""
+    taken, step = [], AcceleratedOptimizer.step
+
+    def perhaps(optimizer, closure=None):
+        taken.append(len(taken) not in skip)
+        optimizer._is_overflow = not taken[-1]
+        return step(optimizer, closure) if taken[-1] else None
+
+    return perhaps
+
+
+def shuffled(rows: list[dict]) -> list[dict]:
+    """Micro-batches of two, in the order that the seed 42 draws, with labels that are shifted."""
+    order = np.random.default_rng(42).permutation(len(rows))
+    pairs = [[rows[i] for i in pair] for pair in order.reshape(-1, 2)]
+    parts = {"input_ids": slice(None, -1), "labels": slice(1, None)}
+    return [{name: torch.stack([r[name][part] for r in pair]) for name, part in parts.items()} for pair in pairs]
+
+
+# When it ticks, and what it counts
+
+
+@pytest.mark.parametrize(("steps", "accumulate", "at"), [(6, 1, [2, 4, 6]), (7, 3, [2, 4, 6, 7]), (1, 1, [1])])
+def test_it_ticks_every_so_many_optimizer_steps_and_once_more_at_the_end(run, make_batches, steps, accumulate, at):
+    ran = run(steps, accumulate=accumulate, schedule="linear")
+    counts = [int((batch["labels"] != -100).sum()) for batch in make_batches(steps * accumulate)]
+    assert [tick["step"] for tick in ran.ticks] == at
+    assert [tick["tokens"] for tick in ran.ticks] == [sum(counts[: accumulate * step]) for step in at]
+    # The rate of the step itself, and not of the next.
+    assert [tick["lr"] for tick in ran.ticks] == pytest.approx([1e-2 * (1 - (step - 1) / steps) for step in at])
+
+
+# What it does
+
+
+def test_lambda_is_that_of_the_law_alone_and_stays_until_the_next_tick(run):
+    ran = run(10, schedule="linear")
+    law, rates = law_of(PI, 5), [rate for _, rate in ran.acted]
+    state, strengths = law.init(), [law.initial_strength]
+    for tick in ran.ticks:
+        measured = {name: tick[name] for name in ("s", "data_bpt", "param_bpt")}
+        state, output = law.update(state, Measurement(**measured, travel=sum(rates[: tick["step"]])))
+        strengths.append(output.reg_strength)
+        assert tick["lambda"] == pytest.approx(output.reg_strength)
+        assert (tick["p_term"], tick["i_term"]) == pytest.approx((output.p_term, output.i_term))
+    assert len(set(strengths)) > 3
+    assert [acted for acted, _ in ran.acted] == pytest.approx([x for x in strengths[:-1] for _ in range(2)])
+    assert ran.plant.reg_strength == ran.loop.action.reg_strength == pytest.approx(strengths[-1])
+
+
+def test_the_penalty_in_a_record_is_of_the_lambda_that_the_last_step_ran_under(run):
+    low, high = (run(2, **FIXED, lambda_init=x).ticks[-1] for x in (1e-6, 3e-6))  # too small to change the weights
+    assert high["penalty_grad_norm"] == pytest.approx(3 * low["penalty_grad_norm"], rel=1e-3) and low["lambda"] == 1e-6
+
+
+@pytest.mark.slow
+def test_the_loop_brings_s_to_the_setpoint(run):
+    target = 0.3 * run(160, controller="none").ticks[-1]["s"]
+    late = [tick["s"] for tick in run(160, target_s=target, kp=2.0, ki=0.4, lambda_init=0.02).ticks[-20:]]
+    assert sum(late) / len(late) == pytest.approx(target, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"clip": 0.05},
+        {"target_s": "auto"},
+        pytest.param({"controller": "research.laws.projection:Projection"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"controller": "research.laws.cpr:CPR", "controller_args": ["cpr_warmup=1"]}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"controller": "research.laws.kl:KL", "controller_args": ["target_kl=0.01"]}, marks=pytest.mark.slow
+        ),
+        pytest.param(FIXED | {"lambda_init": 500.0, "actuator": "decoupled"}, marks=pytest.mark.slow),
+    ],
+    ids=lambda settings: "-".join(str(value) for value in settings.values()),
+)
+def test_both_steer_alike(settings, in_lightning, in_transformers):
+    """Same model, data and order: S, lambda and the norms of the gradients at every tick."""
+    expected = in_lightning(12, every=3, accumulate=2, **settings)
+    found = in_transformers(12, every=3, accumulate=2, begin=expected.begin, **settings)
+    agree(found.ticks, expected.ticks)
+
+
+def agree(found: list[dict], expected: list[dict], steps: int = 12) -> None:
+    """Two histories are of the same loop."""
+    for name in ("step", "tokens", "held", "saturated"):
+        assert [tick[name] for tick in found] == [tick[name] for tick in expected], name
+    close = turned(steps, OF_SMALL)  # means and norms over numbers of which so many may differ
+    for name in SAME:
+        assert [tick[name] for tick in found] == pytest.approx([tick[name] for tick in expected], rel=close), name
+    for name in READ if READ[0] in expected[0] else ():  # differences of losses of 6 bits
+        told = [tick[name] for tick in expected]
+        assert [tick[name] for tick in found] == pytest.approx(told, abs=6 * rounding(OF_SMALL)), name
+
+
+# What survives a checkpoint
+
+
+@pytest.mark.parametrize("target_s", [0.02, pytest.param("auto", marks=pytest.mark.slow)])
+def test_a_resumed_run_goes_on_to_the_same_lambda(run, target_s):
+    """From a checkpoint between two ticks, after which every number of every tick is equal."""
+    whole = run(12, every=3, accumulate=2, save=7, target_s=target_s)
+    rest = run(12, every=3, accumulate=2, resume=7, target_s=target_s)
+    assert [tick["step"] for tick in whole.ticks] == [3, 6, 9, 12]
+    clocks = ("tokens_per_s",)
+    alike = [[{k: v for k, v in tick.items() if k not in clocks} for tick in ran.ticks[-2:]] for ran in (whole, rest)]
+    assert alike[0] == alike[1]
+    assert all(map(torch.equal, whole.plant.factors, rest.plant.factors))
+
+
+# Steps that are left out
+
+
+def test_a_tick_counts_applied_steps_and_makes_up_for_skipped_ones(run, make_batches):
+    ran = run(8, skip=(4, 5), schedule="linear")
+    counts = [int((batch["labels"] != -100).sum()) for batch in make_batches(8)]
+    assert [(tick["step"], tick["skipped"]) for tick in ran.ticks] == [(2, 0), (4, 0), (8, 2)]
+    assert ran.ticks[-1]["tokens"] == sum(counts) - counts[4] - counts[5] and not ran.ticks[-1]["held"]
+    rates = [rate for _, rate in ran.acted]
+    assert ran.loop.travel == pytest.approx(sum(rates) - rates[4] - rates[5])
+
+
+def test_an_end_without_an_applied_step_holds_lambda(run):
+    ran = run(6, skip=(4, 5))
+    held, before = ran.loop.latest, next(tick for tick in ran.ticks if tick["step"] == 4)
+    assert held["held"] and not before["held"]
+    assert held["lambda"] == before["lambda"] == ran.plant.reg_strength > 0
+    assert (held["step"], held["tokens"]) == (6, before["tokens"])
+    assert math.isnan(held["data_bpt"]) and math.isnan(held["s"])
+
+
+def test_steps_that_overflow_in_fp16_are_skipped_counted_and_leave_no_trace(run):
+    """Real fp16 products and a real GradScaler, both on the CPU: its scale is too large for two steps."""
+    usual, options = 2.0**16, {"controller": "fixed", "target_s": 0.02, "lambda_init": 2.0}
+    scaler = torch.amp.GradScaler("cpu", init_scale=usual * 2**32, backoff_factor=2.0**-16)
+    ran = run(6, scaler=scaler, **options)
+    without = run(4, scaler=torch.amp.GradScaler("cpu", init_scale=usual), first=2, **options)
+    assert scaler.get_scale() == usual
+    assert [(tick["step"], tick["skipped"]) for tick in ran.ticks] == [(4, 2), (6, 2)]
+    alike = [{k: v for k, v in tick.items() if k in (*SAME, "tokens")} for tick in ran.ticks]
+    assert alike == [{k: v for k, v in tick.items() if k in (*SAME, "tokens")} for tick in without.ticks]
+    assert all(map(torch.equal, ran.plant.factors, without.plant.factors))
+    assert any(factor.any() for factor in ran.plant.factors[1::2]) and ran.ticks[-1]["penalty_grad_norm"] > 0
