@@ -302,7 +302,7 @@ class TextDataModule(LightningDataModule):
             "conversations": self.chats,
             "empty_documents": division.corpus.counts["empty"],
             "control_tokens_written": division.corpus.counts["control"],
-            "thoughts_left_out": division.corpus.counts["thoughts"],
+            "thoughts_left_out": division.corpus.counts["reasoning"],
             "copies_left_out": division.n_copies,
             "gap_blocks": 2 if division.by == "block" else 0,
             "long_documents": self._left_out["long"],

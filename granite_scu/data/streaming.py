@@ -196,7 +196,7 @@ class StreamedBlocks(IterableDataset):
             told = (
                 (part.counts["empty"], "empty documents left out"),
                 (part.counts["control"], f"control tokens that somebody wrote, read as {self.config.control_tokens}"),
-                (part.counts["thoughts"], "answers shown by the chat template without what was thought before them"),
+                (part.counts["reasoning"], "answers shown by the chat template without what was thought before them"),
             )
             for n, words in (*told, *left_out(kinds, self.layout, *cut)):
                 before, counts[words] = counts[words], counts[words] + n

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.sampling import Sampling
-from granite_scu.data.tokens.control_tokens import ReadAs
+from granite_scu.data.tokens.special_tokens import ReadAs
 from granite_scu.evaluation.generate import stream, tokenized_chat
 
 

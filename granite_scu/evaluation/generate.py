@@ -15,8 +15,8 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.outside import printable
 from granite_scu.config.sampling import Sampling
 from granite_scu.data.tokens.chat import Renderer
-from granite_scu.data.tokens.control_tokens import ReadAs
 from granite_scu.data.tokens.encoding import beginning, require_known, token_ids
+from granite_scu.data.tokens.special_tokens import ReadAs
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ SYSTEM_ROLES = ("system", "developer")
 ROLES = (*SYSTEM_ROLES, "user", ASSISTANT, "tool")
 """Who may speak in a conversation."""
 
-THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-"""Fields of a message for the thoughts before the answer."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Fields of a message for the reasoning before the answer."""
 
 WEIGHT = "weight"
 """Field of a message of the assistant's: 0 where it is not to be learned, as OpenAI's files have it."""
@@ -135,7 +135,7 @@ def is_silent(message: dict[str, Any]) -> bool:
     """Whether nothing stands in a message but white space, nothing is thought, and nothing is called."""
     content = message.get("content") or ""
     texts = [part.get("text") for part in content] if isinstance(content, list) else [content]
-    texts += [message.get(name) for name in THOUGHTS]
+    texts += [message.get(name) for name in REASONING]
     return not any(str(text or "").strip() for text in texts) and not message.get("tool_calls")
 
 

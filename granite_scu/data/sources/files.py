@@ -21,7 +21,7 @@ PIECE = 1 << 20
 LONGEST_LINE = 50_000_000
 """Characters of a line or field of a file of records, which is read at once."""
 
-MOST_UNPACKED, MOST_TIMES = 8_000_000, 200
+MAX_UNPACKED, MAX_TIMES = 8_000_000, 200
 """Bytes, and times its own size, that a file may unpack to. Words shrink to a third, and the log of a machine, which
 says the same again and again, to a fiftieth; a file that says nothing may fill any memory and any day."""
 
@@ -145,11 +145,11 @@ def check_unpacked(path: Path, size: int) -> None:
         size: bytes that it has unpacked to so far, or says that it will.
 
     Raises:
-        UserError: it is more than ``MOST_UNPACKED``, and more than ``MOST_TIMES`` the file's own size.
+        UserError: it is more than ``MAX_UNPACKED``, and more than ``MAX_TIMES`` the file's own size.
     """
-    if size > MOST_UNPACKED and size > MOST_TIMES * path.stat().st_size:
+    if size > MAX_UNPACKED and size > MAX_TIMES * path.stat().st_size:
         raise UserError(
-            f"--data-dir {path}: unpacks to more than {MOST_TIMES} times its size, as no text does; where that is "
+            f"--data-dir {path}: unpacks to more than {MAX_TIMES} times its size, as no text does; where that is "
             "meant, unpack it first"
         )
 

@@ -8,8 +8,8 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.outside import parse_json
 from granite_scu.data.sources.documents import (
     ASSISTANT,
+    REASONING,
     ROLES,
-    THOUGHTS,
     WEIGHT,
     Conversation,
     Document,
@@ -36,7 +36,7 @@ from granite_scu.data.sources.record_formats import (
 from granite_scu.data.sources.tool_calls import with_regular_calls
 
 MESSAGES = "messages"
-SAID = ("role", "content", *THOUGHTS, "name", "tool_calls", "tool_call_id", WEIGHT)
+SAID = ("role", "content", *REASONING, "name", "tool_calls", "tool_call_id", WEIGHT)
 """The words of a message, without the other fields of its record."""
 
 _KNOWN = ", ".join(" and ".join(each.needed) for each in FORMATS[:-1]) + f", or {' and '.join(FORMATS[-1].needed)}"

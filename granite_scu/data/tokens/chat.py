@@ -12,15 +12,15 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from granite_scu.config.errors import UserError
-from granite_scu.data.sources.documents import ASSISTANT, THOUGHTS, Conversation
-from granite_scu.data.tokens.control_tokens import THINKING, ControlTokens, Places, ReadAs, stand_ins
+from granite_scu.data.sources.documents import ASSISTANT, REASONING, Conversation
 from granite_scu.data.tokens.pieces import Piece
+from granite_scu.data.tokens.special_tokens import THINKING, Places, ReadAs, SpecialTokens, placeholders
 from granite_scu.data.tokens.turns import Marked, Spelling, Text, mark, spellings
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 """The tag that a template has before what the model says, where it has one."""
 
-_THOUGHT_BEGINS = re.compile(rf"{re.escape(THINKING[0])}\s*$")
+_REASONING_BEGINS = re.compile(rf"{re.escape(THINKING[0])}\s*$")
 
 _REFUSALS = (
     *(jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError),
@@ -44,7 +44,7 @@ _DATED += "{% endmacro +%}"
 _MAX_FORMS = 10_000
 """How many forms of conversations are remembered: a stream of tool calls may bring new ones for ever."""
 
-_SAID = ("content", *THOUGHTS)
+_SAID = ("content", *REASONING)
 """Fields of a message that hold texts."""
 
 
@@ -55,7 +55,7 @@ class Renderer:
     Attributes:
         tokenizer: its chat template is used.
         loss_on: "completion" supervises what the model says, with the end of text after it; "all" every token.
-        control_tokens: what becomes of those that somebody wrote, see ``ControlTokens``.
+        control_tokens: what becomes of those that somebody wrote, see ``SpecialTokens``.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -65,9 +65,9 @@ class Renderer:
     """How the template takes conversations of a form, and the thoughts that it leaves out, by the form's hash."""
 
     @cached_property
-    def control(self) -> ControlTokens:
+    def control(self) -> SpecialTokens:
         """The control tokens of the tokenizer."""
-        return ControlTokens(self.tokenizer, self.control_tokens)
+        return SpecialTokens(self.tokenizer, self.control_tokens)
 
     def render(self, conversation: Conversation) -> Piece:
         """The conversation as text.
@@ -83,17 +83,17 @@ class Renderer:
         """
         if not self.tokenizer.chat_template:
             return self._plain(conversation)
-        hidden = self.control.hide(conversation)
-        text, spans, n_thoughts = self._laid_out(hidden.conversation)
-        text, spans, written = hidden.restored(text, spans)
-        if hidden.behind:
+        escaped = self.control.escape(conversation)
+        text, spans, n_without_reasoning = self._laid_out(escaped.conversation)
+        text, spans, written = escaped.restored(text, spans)
+        if escaped.behind:
             spelled, _, _ = self._taken(conversation)
             if text != self._ended(self._text(spelled, spelled.messages)):
                 raise UserError(
-                    f"--data-dir {conversation.name}: the chat template goes by the control token {hidden.first} that "
+                    f"--data-dir {conversation.name}: the chat template goes by the control token {escaped.first} that "
                     "stands in a message, which is then no text; take it out, or choose --control-tokens tokens"
                 )
-        facts = spans, written, hidden.count, hidden.first, n_thoughts, conversation.has_system
+        facts = spans, written, escaped.count, escaped.first, n_without_reasoning, conversation.has_system
         return Piece(text, conversation.name, *facts, is_conversation=True, is_begun=False)
 
     def prompt(self, turns: Sequence[dict[str, Any]]) -> Piece:
@@ -104,23 +104,23 @@ class Renderer:
         """
         if not self.tokenizer.chat_template:
             raise UserError("--chat: the model's tokenizer has no chat template; leave it out, or give --chat-template")
-        hidden = self.control.hide(Conversation("--chat", "", tuple(turns)))
+        escaped = self.control.escape(Conversation("--chat", "", tuple(turns)))
         try:
             template = self.tokenizer.get_chat_template(tools=None)  # which tells the day as it is
-            text, _ = self._by_template(template, None, hidden.conversation.messages, prompting=True)
+            text, _ = self._by_template(template, None, escaped.conversation.messages, prompting=True)
         except _REFUSALS as error:
             raise UserError(
                 f"--chat: the chat template refuses a question ({_reason(error)}); choose another"
             ) from error
-        text, _, written = hidden.restored(text, None)
-        return Piece(text, "--chat", None, written, hidden.count, hidden.first, is_conversation=True)
+        text, _, written = escaped.restored(text, None)
+        return Piece(text, "--chat", None, written, escaped.count, escaped.first, is_conversation=True)
 
     def _laid_out(self, conversation: Conversation) -> tuple[str, Places | None, int]:
         """The text, the characters of it that are supervised, and the number of thoughts that it leaves out."""
-        conversation, n_thoughts, is_new = self._taken(conversation)
+        conversation, n_without_reasoning, is_new = self._taken(conversation)
         shown = _Beginnings(self, conversation)
         if self.loss_on == "all":
-            return self._ended(shown.whole), None, n_thoughts
+            return self._ended(shown.whole), None, n_without_reasoning
         if _GENERATION.search(self._template(conversation)):
             whole, spans = self._tagged(conversation)
             if is_new:
@@ -133,7 +133,7 @@ class Renderer:
                 spans = self._placed(shown)
         text = self._ended(whole)
         spans = [(start, min(self._to_end(text, stop), len(text))) for start, stop in spans]
-        return text, self._with_words(text, spans), n_thoughts
+        return text, self._with_words(text, spans), n_without_reasoning
 
     def _with_words(self, text: str, spans: list[tuple[int, int]]) -> Places:
         """Without turns of which the template shows their end alone: it would teach not to answer."""
@@ -220,8 +220,8 @@ class Renderer:
             if len(self._known) == _MAX_FORMS:
                 self._known.clear()
             self._known[form] = self._spelling(conversation)
-        spelling, n_thoughts = self._known[form]
-        return spelling.of(conversation), n_thoughts, is_new
+        spelling, n_without_reasoning = self._known[form]
+        return spelling.of(conversation), n_without_reasoning, is_new
 
     def _spelling(self, conversation: Conversation) -> tuple[Spelling, int]:
         """The first spelling of which the template shows all but thoughts, and the answers without their thoughts.
@@ -276,7 +276,7 @@ class Renderer:
         marked, rendered = self._marked(conversation)
         places = marked.places(rendered, shown.whole)
         if places is None:
-            raise self._untold(conversation)
+            raise self._mask_undetermined(conversation)
         endings = self._endings(conversation)
         return [
             self._place(shown, i, places, endings)
@@ -299,25 +299,25 @@ class Renderer:
             start = len(prompt)
         elif mine:
             start = mine[0][0]
-            opened = _THOUGHT_BEGINS.search(whole, before, start)
-            start = opened.start() if opened and not _THOUGHT_BEGINS.search(prompt) else start
+            opened = _REASONING_BEGINS.search(whole, before, start)
+            start = opened.start() if opened and not _REASONING_BEGINS.search(prompt) else start
         else:
             start = self._start_of_calls(conversation, whole, i)
         stop = mine[-1][1] if mine else start
         # At ``stop`` itself where nothing ends a turn.
         end, ending = next(((at, end) for end in endings if (at := whole.find(end, stop, after)) >= 0), (-1, ""))
         if end < 0 or not before <= start <= stop <= after or (calls and not ending):
-            raise self._untold(conversation)
+            raise self._mask_undetermined(conversation)
         return start, end + len(ending)
 
     def _start_of_calls(self, conversation: Conversation, whole: str, i: int) -> int:
         """Where a message that says nothing and calls tools begins: where its words would stand."""
-        sign = next(stand_ins(whole))
+        sign = next(placeholders(whole))
         spoken = [*conversation.messages]
         spoken[i] = spoken[i] | {"content": sign}
         head, found, _ = self._text(conversation, spoken).partition(sign)
         if not (found and whole.startswith(head)):
-            raise self._untold(conversation)
+            raise self._mask_undetermined(conversation)
         return len(head)
 
     def _endings(self, conversation: Conversation) -> list[str]:
@@ -325,7 +325,7 @@ class Renderer:
 
         Each is a control token, or any other text; empty where with nothing.
         """
-        sign = next(stand_ins(""))
+        sign = next(placeholders(""))
         question, answer = {"role": "user", "content": "?"}, {"role": ASSISTANT, "content": sign}
 
         def ending(*messages: dict[str, Any]) -> str:
@@ -344,7 +344,7 @@ class Renderer:
         asked = self._text(conversation, [question])
         return self._text(conversation, [question], prompting=True).removeprefix(asked)
 
-    def _untold(self, conversation: Conversation) -> UserError:
+    def _mask_undetermined(self, conversation: Conversation) -> UserError:
         return UserError(
             f"--data-dir {conversation.name}: the chat template has no {{% generation %}} tags and changes what "
             "it shows of the messages, so what the assistant says cannot be told from the rest; use --loss-on all, or "

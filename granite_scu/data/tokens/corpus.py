@@ -124,8 +124,8 @@ def check_documents(config: DataConfig, corpus: Corpus) -> None:
             "control tokens that somebody wrote: %d, the first is %s; they are read as %s (--control-tokens)",
             *(n_control, corpus.firsts["control"], config.control_tokens),
         )
-    if n_thoughts := corpus.counts["thoughts"]:
-        _log.warning("the chat template leaves out what was thought before %d of the answers", n_thoughts)
+    if n_without_reasoning := corpus.counts["reasoning"]:
+        _log.warning("the chat template leaves out what was thought before %d of the answers", n_without_reasoning)
     if config.system and (n_system := corpus.counts["system"]):
         counts = n_system, corpus.n_conversations
         _log.info("--system: %d of %d conversations have a system turn of their own and keep it", *counts)

@@ -26,8 +26,8 @@ from granite_scu.config.progress import Heartbeat
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.data.tokens.chat import Renderer
-from granite_scu.data.tokens.control_tokens import ControlTokens, Places, ReadAs
 from granite_scu.data.tokens.pieces import LONGEST_CHAT, Piece, groups_of, pieces_of
+from granite_scu.data.tokens.special_tokens import Places, ReadAs, SpecialTokens
 from granite_scu.data.tokens.stream import ARRAYS, OF_TOKENS, Corpus, StoredArray, in_pieces, joined
 
 _log = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ def token_ids(text: str, tokenizer: PreTrainedTokenizerBase, written: Places = (
             f"{LONGEST_CHAT:,} that are tokenised at once; shorten it, or choose another template"
         )
     piece = Piece(text, "--chat", written=written, is_conversation=True)
-    (encoding,) = _Encoder(tokenizer, ControlTokens(tokenizer)).tokenised([piece])
+    (encoding,) = _Encoder(tokenizer, SpecialTokens(tokenizer)).tokenised([piece])
     return encoding.ids
 
 
@@ -232,7 +232,7 @@ class _Spliced(NamedTuple):
 class _Encoder:
     """Makes a corpus of pieces."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, control: ControlTokens) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, control: SpecialTokens) -> None:
         if tokenizer.eos_token_id is None:
             raise UserError(
                 "--model: its tokenizer has no end-of-text token; name it as eos_token in tokenizer_config.json"
@@ -360,7 +360,7 @@ def _described(arrays: dict[str, NDArray[Any]], group: list[Piece], documents: l
             pieces=len(group),
             empty=len(empty),
             control=sum(piece.n_control for piece in group),
-            thoughts=sum(piece.n_thoughts for piece in group),
+            reasoning=sum(piece.n_without_reasoning for piece in group),
             system=sum(piece.has_system for piece in group),
         ),
         firsts={name: found[0] for name, found in (("empty", empty), ("control", written)) if found},

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import Conversation, Document, Fingerprint, TextFile
-from granite_scu.data.tokens.control_tokens import Places
+from granite_scu.data.tokens.special_tokens import Places
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
         written: control tokens in it that somebody wrote and that are read as text.
         n_control: control tokens that somebody wrote, however they are read.
         first_control: the first of them; empty where there is none.
-        n_thoughts: answers of which the chat template leaves out what was thought.
+        n_without_reasoning: answers of which the chat template leaves out what was thought.
         has_system: whether it is a conversation with a system turn of its own.
         is_conversation: whether it came as messages.
         is_begun: whether the document begins as the tokenizer begins a text; a chat template writes its own.
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
     written: Places = ()
     n_control: int = 0
     first_control: str = ""
-    n_thoughts: int = 0
+    n_without_reasoning: int = 0
     has_system: bool = False
     is_conversation: bool = False
     is_begun: bool = True

@@ -24,7 +24,7 @@ from granite_scu.config.outside import parse_json
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources.documents import SYSTEM_ROLES
 from granite_scu.data.tokens.chat import Renderer
-from granite_scu.data.tokens.control_tokens import ControlTokens
+from granite_scu.data.tokens.special_tokens import SpecialTokens
 
 FLAG, ARGUMENTS_FLAG, SYSTEM_FLAG = "--chat-template", "--chat-template-args", "--system"
 
@@ -226,7 +226,7 @@ def _with_system(template: str, system: str) -> str:
 
 def _check_system(tokenizer: PreTrainedTokenizerBase, asked: PreTrainedTokenizerBase, system: str) -> None:
     """Refuse a system prompt that acts as a control token, or that the template does not show."""
-    if token := ControlTokens(tokenizer).first_in(system):
+    if token := SpecialTokens(tokenizer).first_in(system):
         raise UserError(f"{SYSTEM_FLAG}: holds the control token {token}, which would act as one; take it out")
     remedy = f"put it into the user's first message, or choose another template with {FLAG}"
     question = [{"role": "user", "content": "?"}]

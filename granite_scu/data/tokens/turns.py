@@ -16,8 +16,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from granite_scu.data.sources.documents import ASSISTANT, THOUGHTS, Conversation, with_texts
-from granite_scu.data.tokens.control_tokens import THINKING, Places, stand_ins, texts_in
+from granite_scu.data.sources.documents import ASSISTANT, REASONING, Conversation, with_texts
+from granite_scu.data.tokens.special_tokens import THINKING, Places, placeholders, texts_in
 
 _TAGS = re.compile(f"({'|'.join(THINKING)})")
 
@@ -139,7 +139,7 @@ def mark(conversation: Conversation, everything: bool = False, only: int | None 
         only: number of the one text that is marked, of all that would be.
     """
     messages = conversation.messages
-    free: Iterator[str] = stand_ins("".join(texts_in([messages, conversation.tools])))
+    free: Iterator[str] = placeholders("".join(texts_in([messages, conversation.tools])))
     behind: dict[str, Text] = {}
 
     def marked(text: str, number: int, what: str = "", wrong: str = "") -> str:
@@ -175,7 +175,7 @@ def mark(conversation: Conversation, everything: bool = False, only: int | None 
 
     def message(number: int) -> dict[str, Any]:
         given = messages[number]
-        found = given | {name: marked(given[name], number) for name in THOUGHTS if isinstance(given.get(name), str)}
+        found = given | {name: marked(given[name], number) for name in REASONING if isinstance(given.get(name), str)}
         said = given.get("content")
         if isinstance(said, str):
             found["content"] = content(said, number)

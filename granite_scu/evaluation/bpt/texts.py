@@ -15,8 +15,8 @@ from granite_scu.data.datamodule import tail_held_out
 from granite_scu.data.sources.documents import Conversation, Document
 from granite_scu.data.sources.read import in_memory, is_path, load, named_by, sources_of
 from granite_scu.data.streaming import beginning
-from granite_scu.data.tokens.control_tokens import ReadAs
 from granite_scu.data.tokens.encoding import encode, require_known
+from granite_scu.data.tokens.special_tokens import ReadAs
 from granite_scu.evaluation.bpt.subjects import documents_of
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, as_corpus
 from granite_scu.storage.run_folder import TRAINING_CONFIG, read_json

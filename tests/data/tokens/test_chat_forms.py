@@ -43,7 +43,7 @@ def chat(*messages, **fields):
 def spoken(tokenizer, document) -> tuple[list[str], int]:
     """The texts that are learned, and the number of thoughts that are left out."""
     found = Renderer(tokenizer).render(document)
-    return [found.text[start:stop] for start, stop in found.spans], found.n_thoughts
+    return [found.text[start:stop] for start, stop in found.spans], found.n_without_reasoning
 
 
 SYSTEM_TURN = {
@@ -106,7 +106,7 @@ def test_two_turns_with_thoughts_give_these_tokens(written_as, monkeypatch, name
     parts = [SYSTEM_TURN[name] + EXPECTED[name][0], *EXPECTED[name][1:]]
     assert stream.tokens.tolist() == [token for part in parts for token in part]
     assert stream.targets.tolist() == [bool(i % 2) for i, part in enumerate(parts) for _ in part]
-    assert Renderer(tokenizer).render(document).n_thoughts == LEFT_OUT[name]
+    assert Renderer(tokenizer).render(document).n_without_reasoning == LEFT_OUT[name]
     asked = Renderer(tokenizer).prompt([SYSTEM, *TWO_TURNS[:3]]).text
     assert tokenizer(asked, add_special_tokens=False).input_ids == [token for part in parts[:-1] for token in part]
 
@@ -199,8 +199,8 @@ def test_an_earlier_answer_may_end_otherwise_than_the_last(written_as):
 @pytest.mark.parametrize("form", [GRANITE_42, NEMOTRON_3, QWEN_3], ids=["granite 4.2", "nemotron 3", "qwen 3"])
 def test_an_answer_that_is_only_a_thought_which_is_dropped_is_not_learned(written_as, form):
     thought = {"role": "assistant", "content": "", "reasoning_content": "hm"}
-    said, n_thoughts = spoken(written_as(form), chat(TWO_TURNS[0], thought, *TWO_TURNS[2:]))
-    assert [text for text in said if "hm" in text] == [] and "by<|im_end|>" in said[-1] and n_thoughts == 1
+    said, n_without_reasoning = spoken(written_as(form), chat(TWO_TURNS[0], thought, *TWO_TURNS[2:]))
+    assert [text for text in said if "hm" in text] == [] and "by<|im_end|>" in said[-1] and n_without_reasoning == 1
 
 
 LAST_QUESTION_IS_MARKED = (

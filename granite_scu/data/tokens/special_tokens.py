@@ -26,12 +26,12 @@ ReadAs = Literal["text", "tokens", "refuse"]
 """What becomes of control tokens that somebody wrote."""
 
 
-def stand_ins(text: str) -> Iterator[str]:
+def placeholders(text: str) -> Iterator[str]:
     """Characters for private use that do not occur in a text."""
     return (sign for sign in map(chr, chain(range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))) if sign not in text)
 
 
-class Hidden(NamedTuple):
+class EscapedChat(NamedTuple):
     """A conversation in which every control token that somebody wrote is one private character.
 
     Attributes:
@@ -68,7 +68,7 @@ class Hidden(NamedTuple):
         )
 
 
-class ControlTokens:
+class SpecialTokens:
     """The control tokens of a tokenizer, and what becomes of those that people wrote.
 
     Args:
@@ -107,14 +107,14 @@ class ControlTokens:
         """A control token that a text was turned into although it was to stay text; None where all is well."""
         return next((token for token in tokens if token in self._tokens and token != self._unknown), None)
 
-    def hide(self, conversation: Conversation) -> Hidden:
+    def escape(self, conversation: Conversation) -> EscapedChat:
         """The conversation with private characters for the control tokens in it, unless these are read as tokens."""
         said = [conversation.messages, conversation.tools]
         if self._looks_plain(said):
-            return Hidden(conversation, {}, 0, "")
-        free, found, signs = stand_ins("".join(texts_in(said))), [], {}  # type: ignore[var-annotated]
+            return EscapedChat(conversation, {}, 0, "")
+        free, found, signs = placeholders("".join(texts_in(said))), [], {}  # type: ignore[var-annotated]
 
-        def hidden(text: str, kept: tuple[str, ...] = ()) -> str:
+        def escaped(text: str, kept: tuple[str, ...] = ()) -> str:
             def sign(match: re.Match[str]) -> str:
                 token = match[0]
                 if token in kept:
@@ -128,14 +128,14 @@ class ControlTokens:
             return self._pattern.sub(sign, text)
 
         messages = tuple(
-            with_texts(message, partial(hidden, kept=THINKING if message["role"] == ASSISTANT else ()))
+            with_texts(message, partial(escaped, kept=THINKING if message["role"] == ASSISTANT else ()))
             for message in conversation.messages
         )
-        tools = with_texts(conversation.tools, hidden)
+        tools = with_texts(conversation.tools, escaped)
         if found and self.read_as == "refuse":
             raise _refusal(conversation.name, found[0])
         without = replace(conversation, messages=messages, tools=tools)
-        return Hidden(without, {sign: token for token, sign in signs.items()}, len(found), next(iter(found), ""))
+        return EscapedChat(without, {sign: token for token, sign in signs.items()}, len(found), next(iter(found), ""))
 
 
 def _any_of(texts: Iterable[str]) -> str:
