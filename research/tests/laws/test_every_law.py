@@ -18,6 +18,7 @@ from research.laws.kl import KL
 from research.laws.original import Original
 from research.laws.p import Proportional
 from research.laws.projection import Projection
+from research.laws.ziegler import Ziegler
 
 LAWS = {
     "p": st.builds(Proportional, setpoint=st.just(0.02), kp=GAINS, ema_alpha=ALPHAS, **BOUNDS),
@@ -32,6 +33,7 @@ LAWS = {
     ),
     "projection": st.builds(Projection, setpoint=st.floats(1e-4, 0.99), ema_alpha=ALPHAS),
     "cascade": st.builds(Cascade, gain=st.floats(0.1, 10), limit=st.floats(0.1, 3), ema_alpha=ALPHAS, **BOUNDS),
+    "ziegler": st.builds(Ziegler, setpoint=st.just(0.02), gain=st.floats(0.01, 1), ema_alpha=ALPHAS, **BOUNDS),
 }
 
 
