@@ -14,6 +14,7 @@ of each base, written once and given to every arm that has any. Arms:
 
 plain       no controller; measured too are the adapters on the way, the last one scaled, and a mean of the last three
 loop        --max-drift at five budgets
+ziegler     one of them, held by the law of research.laws.ziegler
 fixed       lambda times drift, at four values
 inputs      the same on the records that are trained on (LwF)
 size        the loop that holds S, at three setpoints
@@ -73,20 +74,24 @@ def main() -> int:
 
 def holds(lines: Iterable[Line]) -> Table:
     """Drift at the end over the budget, a row for every base, data and rate, a column for every budget."""
-    loops = [line for line in lines if line["arm"] == "loop"]
+    loops = [line for line in lines if line["arm"] in ("loop", "ziegler")]
     budgets = sorted({line["value"] for line in loops})
     rows: dict[tuple, dict[float, str]] = {}
-    for line in sorted(loops, key=_setting):
-        rows.setdefault(_setting(line), {})[line["value"]] = _held(line)
+    for line in sorted(loops, key=_held_by):
+        rows.setdefault(_held_by(line), {})[line["value"]] = _held(line)
     made = Table(
         title="drift at the end, on general text that the loop did not see, over the budget; lambda, ! at a bound"
     )
-    for name in ("base", "data", "records", "rate", "seed", *(f"{budget:.1%}" for budget in budgets)):
-        made.add_column(name, justify="left" if name in ("base", "data") else "right")
-    for (base, data, records, _, rate, text, seed), row in rows.items():
-        named = base, _data(data, text), f"{records:,}", f"{rate:g}", str(seed)
+    for name in ("base", "data", "arm", "records", "rate", "seed", *(f"{budget:.1%}" for budget in budgets)):
+        made.add_column(name, justify="left" if name in ("base", "data", "arm") else "right")
+    for (base, data, records, _, rate, text, seed, arm), row in rows.items():
+        named = base, _data(data, text), arm, f"{records:,}", f"{rate:g}", str(seed)
         made.add_row(*named, *(row.get(budget, "") for budget in budgets))
     return made
+
+
+def _held_by(line: Line) -> tuple:
+    return *_setting(line), line["arm"]
 
 
 def _held(line: Line) -> str:

@@ -10,7 +10,7 @@ RECORDS_A_STEP = 8
 BUDGETS = (0.02, 0.05, 0.1, 0.01, 0.005)
 LAMBDAS = (1.0, 10.0, 100.0, 0.1)
 SETPOINTS = (0.1, 0.02, 0.3)
-VALUED = {"loop": "{:.1%}", "fixed": "{:g}", "inputs": "{:g}", "size": "{:.0%}", "replay": "{:g}"}
+VALUED = {"loop": "{:.1%}", "ziegler": "{:.1%}", "fixed": "{:g}", "inputs": "{:g}", "size": "{:.0%}", "replay": "{:g}"}
 """How the value of an arm is told."""
 
 
@@ -24,8 +24,9 @@ class Cell:
         records: trained on.
         epochs: passes over the records.
         rate: peak learning rate.
-        arm: ``plain``; ``loop`` holds a budget of drift; ``fixed`` has a lambda times drift, and ``inputs`` one times
-            drift on its own records (LwF); ``size`` holds a setpoint of S; ``replay`` trains on general text too.
+        arm: ``plain``; ``loop`` holds a budget of drift, and ``ziegler`` by that law of research; ``fixed`` has a
+            lambda times drift, and ``inputs`` one times drift on its own records (LwF); ``size`` holds a setpoint of
+            S; ``replay`` trains on general text too.
         value: the budget, lambda, setpoint, or times the share of tokens that an anchor has.
         text: general text that the loop has: ``free`` or ``near``, see ``drift_training``.
         seed: of the run.
@@ -103,6 +104,7 @@ CELLS = [
     *_cells(_FACTS, (1e-3,), _PLAIN, ("loop", BUDGETS[:2]), ("fixed", LAMBDAS[:1])),
     *(Cell(*setting, 1e-3, "loop", budget) for setting in _FACTS for budget in BUDGETS[:2]),  # free
     *_cells(_SMALL, _SMALL_RATES, ("loop", BUDGETS[1:])),
+    *_cells(_SMALL, _SMALL_RATES, ("ziegler", BUDGETS[:1])),
     *_cells(_SMALL, _SMALL_RATES[2:], _PLAIN),
     *_cells(_FACTS, (3e-4, 3e-3), _PLAIN),
     *_cells(_FACTS, (1e-3,), ("loop", BUDGETS[2:3]), ("fixed", LAMBDAS[1:2]), _REPLAY, ("size", SETPOINTS[:1])),

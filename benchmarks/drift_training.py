@@ -5,6 +5,7 @@ import math
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from granite_scu.model.modes import evaluation_mode
 from granite_scu.storage.run_folder import read_json
 from granite_scu.training.drift import trained
 from granite_scu.training.recipe import prepare, train
+from research.laws.ziegler import Ziegler
 
 FREE, NEAR = "free", "near"
 """Kinds of general text: what the base writes freely, on which drift is measured in every cell; and what a run has it
@@ -87,6 +89,8 @@ def run(cell: Cell, name: str, folder: Path) -> dict[str, Any]:
         request.trainer["callbacks"] = [measured]
         try:
             prepared = prepare(request, Console(quiet=True))
+            if cell.arm == "ziegler":
+                prepared = replace(prepared, controller=_ziegler(prepared.controller))
             summary = train(prepared)
         except Diverged as error:
             return {"failed": str(error)}
@@ -155,7 +159,7 @@ def _settings(
 
 def _of_arm(cell: Cell, folder: Path, general: Path) -> dict[str, Any]:
     """What an arm adds to the settings."""
-    if cell.arm == "loop":
+    if cell.arm in ("loop", "ziegler"):
         return {"drift.max_drift": cell.value, "drift.general_data": [str(general)]}
     if cell.arm in ("fixed", "inputs"):
         text = general if cell.arm == "fixed" else folder / "train.jsonl"
@@ -164,6 +168,12 @@ def _of_arm(cell: Cell, folder: Path, general: Path) -> dict[str, Any]:
     if cell.arm == "size":
         return {"control.target_s": cell.value}
     return {"control.controller": "none"}
+
+
+def _ziegler(law: Any) -> Ziegler:
+    """The rival, from the same lambda on, within the same bounds."""
+    same = ("setpoint", "lambda_init", "lambda_min", "lambda_max")
+    return Ziegler(**{name: getattr(law, name) for name in same})
 
 
 def _as_record(document: Document, tokenizer: Any) -> Record:

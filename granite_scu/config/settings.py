@@ -639,18 +639,28 @@ def check_budget(drift: DriftConfig, control: ControlConfig, run: "RunConfig") -
         _check(value == usual, "--max-drift", f"{100 * drift.max_drift:g}%", other)
 
 
+AT_ONE, LEAD = 0.04, 2.0
+"""The budget that a lambda of about 1 holds, and the ticks that the law looks ahead; see ``holding_drift``."""
+
+
 def holding_drift(control: ControlConfig, budget: float, given: Collection[str]) -> ControlConfig:
     """The settings of the law that holds S, as it holds drift at the budget p: F / H takes the place of S / (1 - S).
 
-    Lambda begins at 1, nats against nats. Its bounds are three decades on either side: what rests there is not held.
+    Lambda begins at 1 for a budget of 4 %, nats against nats, and higher for a smaller one. Its bounds are three
+    decades on either side of 1: what rests there is not held. Drift rises within a few steps, and what lambda does to
+    it shows as late as Adam's momentum lets it, so the law looks ahead.
 
     Args:
         control: as it is asked for.
         budget: p.
         given: names of the fields that the user gave.
     """
-    usual = {"lambda_init": 1.0, "lambda_min": 1e-3, "lambda_max": 1e3}
+    usual = {"lambda_min": 1e-3, "lambda_max": 1e3}
     own: dict[str, Any] = {name: value for name, value in usual.items() if name not in given}
+    low, high = (own.get(name, getattr(control, name)) for name in usual)
+    if "lambda_init" not in given:
+        own["lambda_init"] = min(max((AT_ONE / budget) ** 1.5, low), high)
+    own["controller_args"] = [f"lead={LEAD}", *(control.controller_args or [])]
     return replace(control, controller="pi", target_s=budget / (1 + budget), **own)
 
 

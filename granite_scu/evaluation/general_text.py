@@ -268,6 +268,21 @@ def batches(documents: Sequence[Document], tokens: int, padding: int) -> list[di
     return [_batch(rows, padding) for rows in fitting]
 
 
+def anchor_batches(documents: Sequence[Document], tokens: int, padding: int) -> list[dict[str, Tensor]]:
+    """The same of pieces of the documents: a step pays for a batch, which has not many more than ``tokens`` positions.
+
+    A document of more than that, and than ``LEAST`` tokens, is cut; pieces in which nothing counts are left out.
+    """
+    longest = max(tokens, LEAST)
+    cuts = [
+        (slice(start, start + longest + 1), document)
+        for document in documents
+        for start in range(0, len(document.tokens) - 1, longest)
+    ]
+    cut = [Document(document.tokens[part], (False, *document.counted[part][1:])) for part, document in cuts]
+    return batches([piece for piece in cut if piece.n_counted], tokens, padding)
+
+
 def _width(rows: Sequence[Document]) -> int:
     return -(-(max(len(document.tokens) for document in rows) - 1) // _MULTIPLE) * _MULTIPLE
 

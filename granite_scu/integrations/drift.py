@@ -17,7 +17,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig, DriftConfig
 from granite_scu.control import Measurement
 from granite_scu.evaluation import general_text, general_writing
-from granite_scu.evaluation.general_text import GeneralText, batches
+from granite_scu.evaluation.general_text import GeneralText, anchor_batches, batches
 from granite_scu.integrations.adapter import Adapter
 from granite_scu.integrations.loss_meter import LossMeter
 from granite_scu.model import base_digest
@@ -66,7 +66,7 @@ class HeldDrift:
         parts, read = text.parts(), steering_tokens(tokens_per_step * every)
         self._held_out = GeneralPart(model, batches(parts.held_out, READ_AT_ONCE, padding))
         self._steering = GeneralPart(model, batches(parts.steering, read, padding))
-        anchor = GeneralPart(model, batches(parts.anchor, anchor_tokens(tokens_per_step), padding))
+        anchor = GeneralPart(model, anchor_batches(parts.anchor, anchor_tokens(tokens_per_step), padding))
         self.gradient: Callable[[int], list[Tensor]] = anchor.gradient
         self._turns = Turns()
         if state:

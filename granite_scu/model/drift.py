@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -17,18 +18,19 @@ from granite_scu.control.laws.base import Output
 from granite_scu.control.units import per_cent
 from granite_scu.model import kl_divergence
 from granite_scu.model.description_length import bits, information_ratio
-from granite_scu.model.loss import summed_nats
 from granite_scu.model.modes import evaluation_mode, not_compiled, without_dropout
 
-ANCHOR_SHARE, LEAST_ANCHOR = 8, 128
-"""An anchor batch has an eighth of a step's tokens, and at least so many: two answers of a chat."""
+ANCHOR_SHARE, LEAST_ANCHOR = 8, 64
+"""An anchor batch has an eighth of a step's tokens, and at least so many: a short answer of a chat."""
 
 READ_AT_ONCE = 2048
 """Positions of a batch that is only read, and needs no activations kept."""
 
-LEAST_READ = 512
+LEAST_READ = 256
 """Positions that a tick reads at least; an eighth of those trained on since the last, a third of whose cost it has."""
 
+STALE = 1.5
+"""Times what was read before that a batch may count as, before it is read again in the same tick."""
 
 MARGIN = 1.1
 """Times the budget of drift: what a loop that holds it well stays within."""
@@ -73,12 +75,19 @@ class Turns:
     """Follows the sum of what is read of several batches, one of them at a time, without reading them all.
 
     Batches differ from each other by more than drift changes in a tick, so each is compared with itself: what was read
-    some ticks ago counts as having grown since at the rate at which the newest has, since it was read before.
+    some ticks ago counts as having grown since at the rate at which the newest has, since it was read before. Where
+    that is by much, as when drift first rises, it is ``stale``, and more than one is to be read.
     """
 
     def __init__(self) -> None:
         self.latest: list[float] = []
         self.ages: list[int] = []
+        self._growth = 0.0
+
+    @property
+    def stale(self) -> bool:
+        """Whether the batch that is due counts as ``STALE`` times what was read of it, or as less than its inverse."""
+        return abs(self._growth) * max(self.ages) > math.log(STALE)
 
     @property
     def due(self) -> int:
@@ -90,16 +99,19 @@ class Turns:
         self.latest, self.ages = list(sums), [0] * len(sums)
         return math.fsum(sums)
 
+    def next_tick(self) -> None:
+        """A tick has passed since what was read was new."""
+        self.ages = [age + 1 for age in self.ages]
+
     def follow(self, read: float) -> float:
         """Take what was read of the batch that is due; returns the sum. What is not a number is read again."""
         due = self.due
-        self.ages = [age + 1 for age in self.ages]
         before, span = self.latest[due], self.ages[due]
         if not math.isfinite(read):
             return read
         self.latest[due], self.ages[due] = read, 0
-        growth = math.log(read / before) / span if read > 0 and before > 0 else 0.0
-        return math.fsum(x * math.exp(growth * age) for x, age in zip(self.latest, self.ages, strict=True))
+        self._growth = math.log(read / before) / span if read > 0 and before > 0 else 0.0
+        return math.fsum(x * math.exp(self._growth * age) for x, age in zip(self.latest, self.ages, strict=True))
 
     def state_dict(self) -> dict[str, list]:
         return {"latest": self.latest, "ages": self.ages}
@@ -137,13 +149,13 @@ class _Rows(NamedTuple):
     Attributes:
         input_ids: (rows, time) tokens.
         positions: (counted,) indices of the flattened rows from which a counted token is predicted.
-        base: ``kl_divergence.states`` of the model as training began; None where they are made anew each time.
+        targets: (counted,) the tokens that are predicted there.
         tokens: counted over all ranks.
     """
 
     input_ids: Tensor
     positions: Tensor
-    base: Tensor | None
+    targets: Tensor
     tokens: int
 
 
@@ -151,8 +163,9 @@ class GeneralPart:
     """A part of the general text, as the model that trains sees it.
 
     Of each batch a rank has its share of the rows, so that batches do not depend on how many processes there are. The
-    hidden states of the model as training began are kept: a forward pass less each time. Where logits are more than a
-    product of these, as in Gemma, they are made anew: logits of all the text would not fit.
+    hidden states of the model as training began are made when a batch is first read, and kept: a forward pass less each
+    time. Where logits are more than a product of these, as in Gemma, they are made anew: logits of all the text would
+    not fit.
 
     It leaves the run as it is: it touches no ``.grad``, draws no random number and takes no training batch.
 
@@ -167,28 +180,35 @@ class GeneralPart:
         own = [{name: part.to(device) for name, part in share.items()} for share in shares]
         with self._reading(), trained.as_it_began():
             self._plain = kl_divergence.has_plain_head(trained.language_model, own[0]["input_ids"][:1])
-            self._batches = [self._rows(mine, whole) for mine, whole in zip(own, batches, strict=True)]
-            nats = torch.stack([summed_nats(trained.language_model, **mine).double() for mine in own]).sum()
+        self._batches = [_rows(mine, whole) for mine, whole in zip(own, batches, strict=True)]
+        self._kept: dict[int, Tensor] = {}
         self.tokens = sum(rows.tokens for rows in self._batches)
-        self.base_bpt = bits(float(trained.reduce(nats)) / self.tokens)
 
-    def _rows(self, own: dict[str, Tensor], whole: dict[str, Tensor]) -> _Rows:
-        positions = (own["labels"] != IGNORED).flatten().nonzero().squeeze(1)
-        states = self._states(own["input_ids"], positions) if self._plain else None
-        return _Rows(own["input_ids"], positions, states, int((whole["labels"] != IGNORED).sum()))
+    @cached_property
+    def base_bpt(self) -> float:
+        """H, bits per counted token that the model as training began needs. Every rank reads this at the same time."""
+        model, plain = self._trained.language_model, self._plain
+        with self._reading():
+            bases = [(self._base(number), rows.targets) for number, rows in enumerate(self._batches)]
+            nats = torch.stack([kl_divergence.nats_of(model, base, targets, plain) for base, targets in bases])
+        return bits(float(self._trained.reduce(nats.sum())) / self.tokens)
 
-    def _states(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        return kl_divergence.states(self._trained.language_model, input_ids, positions, self._plain)
+    def _states(self, rows: _Rows) -> Tensor:
+        return kl_divergence.states(self._trained.language_model, rows.input_ids, rows.positions, self._plain)
 
-    def _base(self, rows: _Rows) -> Tensor:
-        if rows.base is not None:
-            return rows.base
+    def _base(self, number: int) -> Tensor:
+        """What the model as training began makes of a batch."""
+        if number in self._kept:
+            return self._kept[number]
         with torch.no_grad(), self._trained.as_it_began():
-            return self._states(rows.input_ids, rows.positions)
+            states = self._states(self._batches[number])
+        if self._plain:
+            self._kept[number] = states
+        return states
 
-    def _nats(self, rows: _Rows) -> Tensor:
-        """Sum of the KL over this rank's counted positions, in nats."""
-        base, now = self._base(rows), self._states(rows.input_ids, rows.positions)
+    def _nats(self, number: int) -> Tensor:
+        """Sum of the KL over this rank's counted positions of a batch, in nats."""
+        base, now = self._base(number), self._states(self._batches[number])
         return kl_divergence.drift_of(self._trained.language_model, base, now, self._plain)
 
     @contextmanager
@@ -198,17 +218,26 @@ class GeneralPart:
 
     def read(self) -> Drift:
         """Drift on all of the part, over all ranks; the same bits on each. Synchronises with the device."""
-        return self._drift(math.fsum(self._read(self._batches)))
+        return self._drift(math.fsum(self._read(range(len(self._batches)))))
 
     def follow(self, turns: Turns) -> Drift:
         """The same from one batch of it, and from what was read before; the first time from all of them."""
         if not turns.latest:
-            return self._drift(turns.begin(self._read(self._batches)))
-        return self._drift(turns.follow(*self._read([self._batches[turns.due]])))
+            return self._drift(turns.begin(self._read(range(len(self._batches)))))
+        turns.next_tick()
+        nats = turns.follow(*self._read([turns.due]))
+        while turns.stale and math.isfinite(nats):
+            nats = turns.follow(*self._read([turns.due]))
+        return self._drift(nats)
 
-    def _read(self, batches: Sequence[_Rows]) -> list[float]:
+    def noise(self) -> float:
+        """The share of drift that a model reads that has not moved, of the first batch."""
+        [nats] = self._read([0])
+        return abs(bits(nats / self._batches[0].tokens)) / self.base_bpt
+
+    def _read(self, numbers: Sequence[int]) -> list[float]:
         with self._reading():
-            nats = torch.stack([self._nats(rows) for rows in batches])
+            nats = torch.stack([self._nats(number) for number in numbers])
         return self._trained.reduce(nats).tolist()
 
     def _drift(self, nats: float) -> Drift:
@@ -223,11 +252,11 @@ class GeneralPart:
         Args:
             step: optimizer steps done.
         """
-        trained, rows = self._trained, self._batches[step % len(self._batches)]
-        unit, factors = trained.unit(), trained.factors
+        trained, number = self._trained, step % len(self._batches)
+        unit, factors, tokens = trained.unit(), trained.factors, self._batches[number].tokens
         with without_dropout(trained.language_model), not_compiled(), torch.enable_grad(), trained.precision():
-            gradients = torch.autograd.grad(self._nats(rows) * unit, factors)
-        flat = torch.cat([gradient.flatten() for gradient in gradients]) / (unit * rows.tokens)
+            gradients = torch.autograd.grad(self._nats(number) * unit, factors)
+        flat = torch.cat([gradient.flatten() for gradient in gradients]) / (unit * tokens)
         parts = trained.reduce(flat).split([factor.numel() for factor in factors])
         return [part.view_as(factor) for part, factor in zip(parts, factors, strict=True)]
 
@@ -244,7 +273,7 @@ def check_noise(part: GeneralPart, budget: float) -> None:
     Raises:
         UserError: drift of the model from itself is more than that.
     """
-    noise = abs(part.read().share)
+    noise = part.noise()
     words = f"--max-drift {per_cent(budget)}: two readings of the same model differ by {per_cent(noise)}"
     if not noise <= budget:
         raise UserError(f"{words}, so that nothing can hold it; give ten times that, or train in fp32, without "
@@ -272,6 +301,12 @@ def steering_tokens(tokens_per_tick: int) -> int:
 def anchor_tokens(tokens_per_step: int) -> int:
     """Positions of an anchor batch."""
     return max(LEAST_ANCHOR, tokens_per_step // ANCHOR_SHARE)
+
+
+def _rows(own: dict[str, Tensor], whole: dict[str, Tensor]) -> _Rows:
+    counted = own["labels"] != IGNORED
+    positions = counted.flatten().nonzero().squeeze(1)
+    return _Rows(own["input_ids"], positions, own["labels"][counted], int((whole["labels"] != IGNORED).sum()))
 
 
 def _share(batch: dict[str, Tensor], rank: int, ranks: int) -> dict[str, Tensor]:

@@ -11,7 +11,10 @@ from torch.nn import functional as F
 
 from granite_scu.config.settings import IGNORED
 from granite_scu.model.document_mask import isolating
-from granite_scu.model.loss import CHUNKED_TYPES, chunk_on, hidden_states, logits_into
+from granite_scu.model.loss import CHUNKED_TYPES, chunk_on, hidden_states, logits_into, summed_cross_entropy
+
+BUFFERS = 4
+"""Of a chunk's logits, where the loss has one: of both models, one's probabilities, and what a logsumexp takes."""
 
 
 def summed_kl(
@@ -98,8 +101,23 @@ def drift_of(model: nn.Module, base: Tensor, now: Tensor, plain: bool, chunk: in
     head, scaling = model.get_output_embeddings().weight, getattr(model.config, "logits_scaling", 1.0)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else now.dtype
     with torch.autocast(device, enabled=False):
-        args = (now.to(dtype), base.to(dtype), head.detach().to(dtype), scaling, chunk or chunk_on(device))
+        args = (now.to(dtype), base.to(dtype), head.detach().to(dtype), scaling, chunk or chunk_on(device) // BUFFERS)
         return _ChunkedDrift.apply(*args)
+
+
+def nats_of(model: nn.Module, states: Tensor, targets: Tensor, plain: bool) -> Tensor:
+    """Sum over positions of -ln p(target), in nats, an fp64 scalar; no gradient.
+
+    Args:
+        model: whose head the states have.
+        states: of the positions, as ``states`` makes them.
+        targets: (positions,) tokens.
+        plain: as they were made.
+    """
+    if not plain:
+        return F.cross_entropy(states.float(), targets, reduction="sum").double()
+    head, scaling = model.get_output_embeddings().weight.detach(), getattr(model.config, "logits_scaling", 1.0)
+    return summed_cross_entropy(states, head, targets, scaling).double()
 
 
 class _ChunkedDrift(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""The controller of reinforcement learning from human feedback: lambda grows and shrinks by a clipped relative error."""
+"""The controller of reinforcement learning from human feedback: a clipped relative error multiplies lambda."""
 
 import math
 from dataclasses import dataclass

@@ -27,9 +27,10 @@ def test_a_row_is_what_the_run_measured():
 
 def test_what_is_held_is_told_over_the_budget_of_each_column_and_a_bound_is_marked():
     lines = [line(LOOP, end=POINT), line(Cell(*list(asdict(LOOP).values())[:6], 0.005), end=POINT)]
+    lines.append(line(Cell(*list(asdict(LOOP).values())[:5], "ziegler", 0.02), end=POINT))
     table = drift.holds([*lines, line(Cell("smollm2", "facts", 100, 8, 1e-3, "plain"), end=POINT)])
-    assert [column.header for column in table.columns][5:] == ["0.5%", "2.0%"]
-    assert [list(column.cells) for column in table.columns[5:]] == [["4.20 (4.5!)"], ["1.05 (4.5!)"]]
+    assert [column.header for column in table.columns][6:] == ["0.5%", "2.0%"]
+    assert [list(column.cells) for column in table.columns[6:]] == [["4.20 (4.5!)", ""], ["1.05 (4.5!)"] * 2]
 
 
 def test_a_curve_has_the_values_of_an_arm_or_the_way_of_a_plain_run():

@@ -10,7 +10,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED, TINY_MODEL, DataConfig
 from granite_scu.data.sources.documents import Document as Text
 from granite_scu.data.tokens.templates import with_template
-from granite_scu.evaluation.general_text import LONGEST, Document, GeneralText, batches, of_files, read
+from granite_scu.evaluation.general_text import LONGEST, Document, GeneralText, anchor_batches, batches, of_files, read
 from granite_scu.model.loading import load_tokenizer
 
 
@@ -42,6 +42,16 @@ def test_a_batch_has_a_document_a_row_padded_at_its_end_with_its_labels_shifted(
     assert second["labels"][0].tolist() == [*range(21, 40)] + [IGNORED] * 13
     counted = sum(int((batch["labels"] != IGNORED).sum()) for batch in (first, second))
     assert counted == sum(each.n_counted for each in some)
+
+
+def test_an_anchors_batch_has_not_many_more_positions_than_it_is_to_have():
+    """A long document is cut; where nothing of a piece counts, it is left out."""
+    long = Document(tuple(range(300)), (*[False] * 130, *[True] * 170))
+    found = anchor_batches([long, Document((1, 2, 3), (False, True, True))], 64, padding=0)
+    assert [batch["input_ids"].shape for batch in found] == [(1, 128), (1, 48), (1, 16)]
+    first = [batch["labels"][0, :3].tolist() for batch in found]
+    assert first == [[IGNORED, 130, 131], [257, 258, 259], [2, 3, IGNORED]]
+    assert sum(int((batch["labels"] != IGNORED).sum()) for batch in found) == 170 + 2
 
 
 CHATS = [

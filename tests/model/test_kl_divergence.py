@@ -129,6 +129,13 @@ def test_drift_is_what_its_definition_says(drift):
     # Both in 53 bits; a KL is a difference of sums, whose terms are a thousand times as large.
     assert float(drift.found(drift.now)) == pytest.approx(expected, rel=1e-9)
     assert float(drift.found(drift.now, chunk=100)) == pytest.approx(expected, rel=1e-9)
+    targets = torch.tensor([1, 2, 3, 4, 0])
+    scaling = getattr(drift.model.config, "logits_scaling", 1.0)
+    logits = drift.base @ drift.head.T / scaling if drift.plain else drift.base
+    nats = -logits.log_softmax(-1)[range(5), targets].sum()
+    # Where the head is not plain they are summed in fp32.
+    found = float(divergence.nats_of(drift.model, drift.base, targets, drift.plain))
+    assert found == pytest.approx(float(nats.detach()), rel=1e-9 if drift.plain else 1e-6)
 
 
 def test_the_gradient_of_drift_is_its_own(drift):

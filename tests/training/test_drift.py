@@ -142,10 +142,10 @@ def test_batches_of_general_text_take_turns_and_drift_is_read_on_all(make_module
     module, anchored = make_module(UnderSGD), Anchored(general)
     turns, read = [], GeneralPart._nats
 
-    def nats(part, rows):
+    def nats(part, number):
         if torch.is_grad_enabled():
-            turns.append(next(i for i, each in enumerate(part._batches) if each is rows))
-        return read(part, rows)
+            turns.append(number)
+        return read(part, number)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GeneralPart, "_nats", nats)
@@ -181,11 +181,15 @@ def test_a_sum_is_followed_by_one_part_at_a_time(growth):
     assert turns.begin(parts) == 14
     read = []
     for tick in range(1, 8):
+        turns.next_tick()
         read.append(turns.due)
         assert turns.follow(parts[turns.due] * growth**tick) == pytest.approx(14 * growth**tick)
+        assert turns.stale == (growth == 2.0)
         turns.load_state_dict(turns.state_dict())
+    turns.next_tick()
     assert read == [0, 1, 2, 0, 1, 2, 0]
     assert math.isnan(turns.follow(math.nan)) and turns.due == 1  # and again
+    turns.next_tick()
     assert turns.follow(10.0 * growth**9) == pytest.approx(14 * growth**9)
 
 

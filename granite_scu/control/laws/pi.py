@@ -86,6 +86,8 @@ class PI:
       tau says of it, and an integral that answers has to be unlearned: an overshoot. (Of a long one the first 20 ticks
       count. Travel also grows by more over a held tick, so that the one after it is passed over too. Of the measure
       ``factors``, which begins above 0, the first tick costs it a tick.)
+    - Lead: the proportional term may act on where S will be some ticks ahead, which makes it a PID law. A plant that
+      rises past S* before lambda shows in it asks for that; S does not, and drift does.
     - Deadband: a small error leaves I alone; the proportional term still acts.
     - Hold: without a valid measurement nothing moves, neither filter nor integral nor output.
 
@@ -110,6 +112,7 @@ class PI:
         stiffness: scheduled Kp per tick of tau.
         kp_limit: the largest scheduled Kp.
         integral_time: the largest scheduled Kp / Ki, in ticks.
+        lead: ticks that the proportional term looks ahead, by the smoothed change of the logit of S per tick.
         lambda_init: lambda before the first valid tick, and the feed-forward; None takes that of S*.
         lambda_min: lower bound of lambda, above 0.
         lambda_max: upper bound of lambda.
@@ -128,6 +131,7 @@ class PI:
     stiffness: float = 0.5
     kp_limit: float = 8.0
     integral_time: float = 10.0
+    lead: float = 0.0
     lambda_init: float | None = None
     lambda_min: float = 1e-6
     lambda_max: float = 1e6
@@ -135,7 +139,7 @@ class PI:
     def __post_init__(self) -> None:
         check(self, "error_limit", "stiffness", "kp_limit", "integral_time")
         # A gain of 0 switches a term off: useful in code, refused by the flags.
-        for name, gain in (("kp", self.kp), ("ki", self.ki)):
+        for name, gain in (("kp", self.kp), ("ki", self.ki), ("lead", self.lead)):
             require(gain is None or 0 <= gain < math.inf, f"{name} {gain}: must be finite and not negative")
 
     @property
@@ -167,7 +171,7 @@ class PI:
 
         # Proportional and integral.
         kp, ki = self.gains(lag)
-        p_term = kp * error
+        p_term = kp * clip(offset + self.lead * state.slope, -self.error_limit, self.error_limit)
         bias = -p_term if first else state.bias
         i_term = math.log(self.initial_strength) + state.integral + bias
         wanted = i_term + p_term

@@ -64,6 +64,10 @@ class BestAdapter(L.Callback):
         elif self.folder.is_dir():
             shutil.rmtree(self.folder)
 
+    def on_train_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        if self._measure:
+            module.drift_held_out = lambda val_bpt: self._drift(trainer, module, val_bpt)
+
     def on_validation_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         if trainer.state.fn == "fit":
             self.consider(trainer, module, module.val_bpt)
@@ -74,13 +78,25 @@ class BestAdapter(L.Callback):
         One whose score is not finite is never saved.
         """
         self.latest, self.latest_step = val_bpt, trainer.global_step
-        drift = self._measure(trainer, module) if self._measure else None
-        if math.isfinite(val_bpt) and (
+        drift = self._drift(trainer, module, val_bpt)
+        if self._in_question(val_bpt) and (
             self.val_bpt is None or self._rank(val_bpt, drift) < self._rank(self.val_bpt, self.drift)
         ):
             self.val_bpt, self.step, self.drift = val_bpt, trainer.global_step, drift
             if trainer.is_global_zero:
                 self._save(module)
+
+    def _in_question(self, val_bpt: float) -> bool:
+        """Whether an adapter that validates so may be the best: the best so far does not, or is above the budget."""
+        if self.val_bpt is None or not math.isfinite(val_bpt):
+            return math.isfinite(val_bpt)
+        return val_bpt < self.val_bpt or self._rank(self.val_bpt, self.drift)[0] > 0
+
+    def _drift(self, trainer: L.Trainer, module: GraniteModule, val_bpt: float) -> float | None:
+        """Its share of drift; None where there is no budget, or it is out of the question: a reading takes time."""
+        if self._measure is None or not trainer.strategy.broadcast(self._in_question(val_bpt)):
+            return None
+        return self._measure(trainer, module)
 
     def _rank(self, val_bpt: float, drift: float | None) -> tuple[float, float]:
         """By which adapters are compared: how far above the budget, and then how they validate; less is better."""

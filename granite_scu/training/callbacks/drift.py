@@ -8,7 +8,7 @@ import lightning as L
 
 from granite_scu.control import Measurement
 from granite_scu.control.units import per_cent
-from granite_scu.evaluation.general_text import GeneralText, batches
+from granite_scu.evaluation.general_text import GeneralText, anchor_batches, batches
 from granite_scu.model.drift import MARGIN, READ_AT_ONCE, Drift, GeneralPart, Turns, check_noise
 from granite_scu.training.callbacks.shannon_control import ControlTick
 from granite_scu.training.drift import trained
@@ -50,7 +50,7 @@ class DriftMeter(L.Callback):
         self.steering: GeneralPart | None = None
         self.held_out: GeneralPart | None = None
         self.stuck = 0  # ticks in a row that lambda has been at its upper bound and drift above the budget
-        self._newest: tuple[int, float] | None = None
+        self._found: dict[int, Drift] = {}
 
     def on_train_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
         general = self.text(trainer, module)
@@ -59,7 +59,7 @@ class DriftMeter(L.Callback):
         self.steering = GeneralPart(model, batches(parts.steering, self.steering_tokens, self.padding))
         if trainer.global_step == 0:
             check_noise(self.steering, self.budget)
-        anchor = GeneralPart(model, batches(parts.anchor, self.anchor_tokens, self.padding))
+        anchor = GeneralPart(model, anchor_batches(parts.anchor, self.anchor_tokens, self.padding))
         module.drift_gradient = anchor.gradient
 
     def plant(self, of_s: Measurement) -> Measurement:
@@ -83,20 +83,19 @@ class DriftMeter(L.Callback):
     def _at_upper_bound(self, record: dict) -> bool:
         return record["saturated"] and record["lambda"] >= self.high * (1 - 1e-9)
 
-    def on_validation_epoch_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
-        if trainer.state.fn == "fit":
-            module.log("drift_held_out", self.share(trainer, module), rank_zero_only=False)
-
     def share(self, trainer: L.Trainer, module: GraniteModule) -> float:
-        """The share of drift after this step, measured once."""
-        if self._newest is None or self._newest[0] != trainer.global_step:
-            self._newest = trainer.global_step, self.read(trainer, module).share
-        return self._newest[1]
+        """The share of drift as ``read`` has it of the model after this step."""
+        return self.read(trainer.global_step).share
 
-    def read(self, trainer: L.Trainer, module: GraniteModule) -> Drift:
-        """Drift of the model as it is now, on what the loop never sees. Every rank calls this."""
+    def read(self, step: int) -> Drift:
+        """Drift after a step on what the loop never sees, measured once; the model is as it was then.
+
+        Every rank calls this.
+        """
         assert self.held_out
-        return self.held_out.read()
+        if step not in self._found:
+            self._found[step] = self.held_out.read()
+        return self._found[step]
 
     def summary(self, found: Drift, history: Sequence[dict]) -> dict[str, Any]:
         """For ``scu_metrics.json``; says where drift is not within the budget.

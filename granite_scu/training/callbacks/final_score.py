@@ -78,7 +78,8 @@ class FinalScore(L.Callback):
             self.validate_last_step(trainer, module)
         self._keep_best(trainer, module)
         scores = self._scores(trainer, module) if data.holds_out("test") else {}
-        drift = self.drift.read(trainer, module) if self.drift else None
+        kept = trainer.strategy.broadcast(self.best.step) or trainer.global_step
+        drift = self.drift.read(kept) if self.drift else None
         if trainer.is_global_zero:
             if scores and (more := scores["adapter_test_bpt"] - scores["base_test_bpt"]) > 0:
                 log.warning("on held-out text the adapter is worse than the base model, by %.3g bits/token; lower "
