@@ -35,6 +35,4 @@ trainer = SFTTrainer(
 )
 trainer.train()
 last = trainer.state.log_history[-1]
-print(
-    f"step {trainer.state.best_global_step} is kept: drift {last['scu/drift_held_out']:.2%} on what the loop never saw"
-)
+print(f"step {trainer.state.best_global_step} is kept: drift {last['scu/drift_held_out']:.2%} on unseen general text")
