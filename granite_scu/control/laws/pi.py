@@ -86,8 +86,8 @@ class PI:
       tau says of it, and an integral that answers has to be unlearned: an overshoot. (Of a long one the first 20 ticks
       count. Travel also grows by more over a held tick, so that the one after it is passed over too. Of the measure
       ``factors``, which begins above 0, the first tick costs it a tick.)
-    - Lead: the proportional term may act on where S will be some ticks ahead, which makes it a PID law. A plant that
-      rises past S* before lambda shows in it asks for that; S does not, and drift does.
+    - Lead: the error may be that of some ticks ahead, which makes it a PID law. A plant that rises past S* before
+      lambda shows in it asks for that: lambda rises in time, and I does not fall on the way. S does not, drift does.
     - Deadband: a small error leaves I alone; the proportional term still acts.
     - Hold: without a valid measurement nothing moves, neither filter nor integral nor output.
 
@@ -112,7 +112,7 @@ class PI:
         stiffness: scheduled Kp per tick of tau.
         kp_limit: the largest scheduled Kp.
         integral_time: the largest scheduled Kp / Ki, in ticks.
-        lead: ticks that the proportional term looks ahead, by the smoothed change of the logit of S per tick.
+        lead: ticks that the error looks ahead, by the smoothed change of the logit of S per tick.
         lambda_init: lambda before the first valid tick, and the feed-forward; None takes that of S*.
         lambda_min: lower bound of lambda, above 0.
         lambda_max: upper bound of lambda.
@@ -167,11 +167,11 @@ class PI:
         # Error.
         assert state.position is not None
         offset = state.position - math.log(self.setpoint / (1 - self.setpoint))
-        error = clip(offset, -self.error_limit, self.error_limit)
+        error = clip(offset + self.lead * state.slope, -self.error_limit, self.error_limit)
 
         # Proportional and integral.
         kp, ki = self.gains(lag)
-        p_term = kp * clip(offset + self.lead * state.slope, -self.error_limit, self.error_limit)
+        p_term = kp * error
         bias = -p_term if first else state.bias
         i_term = math.log(self.initial_strength) + state.integral + bias
         wanted = i_term + p_term
