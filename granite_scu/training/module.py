@@ -1,7 +1,7 @@
 """The LightningModule: it trains an adapter under CE + reg_strength * ParamNPT and knows no controller."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
