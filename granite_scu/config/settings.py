@@ -639,8 +639,11 @@ def check_budget(drift: DriftConfig, control: ControlConfig, run: "RunConfig") -
         _check(value == usual, "--max-drift", f"{100 * drift.max_drift:g}%", other)
 
 
-AT_ONE, LEAD = 0.04, 2.0
-"""The budget that a lambda of about 1 holds, and the ticks that the law looks ahead; see ``holding_drift``."""
+AT_ONE = 0.04
+"""The budget of drift that a lambda of about 1 holds."""
+
+LOOKING_AHEAD = ("lead=2", "kp_limit=4")
+"""Settings of the law that holds drift. What is ahead is known less well than what is, so the gain is half."""
 
 
 def holding_drift(control: ControlConfig, budget: float, given: Collection[str]) -> ControlConfig:
@@ -660,7 +663,7 @@ def holding_drift(control: ControlConfig, budget: float, given: Collection[str])
     low, high = (own.get(name, getattr(control, name)) for name in usual)
     if "lambda_init" not in given:
         own["lambda_init"] = min(max((AT_ONE / budget) ** 1.5, low), high)
-    own["controller_args"] = [f"lead={LEAD}", *(control.controller_args or [])]
+    own["controller_args"] = [*LOOKING_AHEAD, *(control.controller_args or [])]
     return replace(control, controller="pi", target_s=budget / (1 + budget), **own)
 
 
