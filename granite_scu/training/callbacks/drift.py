@@ -88,9 +88,9 @@ class DriftMeter(L.Callback):
         return self.read(trainer.global_step).share
 
     def read(self, step: int) -> Drift:
-        """Drift after a step on what the loop never sees, measured once; the model is as it was then.
+        """Drift after a step on what the loop never sees, measured once.
 
-        Every rank calls this.
+        Every rank calls this, with the model of that step in place.
         """
         assert self.held_out
         if step not in self._found:
