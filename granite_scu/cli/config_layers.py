@@ -2,20 +2,19 @@
 
 import difflib
 import logging
-import math
 import os
-import re
 import reprlib
 import secrets
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
 from granite_scu import hardware
+from granite_scu.cli.yaml_files import checked, leaves, line_of, of_today, parse, read
 from granite_scu.config import flags, settings, shipped
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
@@ -158,23 +157,23 @@ def of_file(name: str) -> Layer:
     except (OSError, RuntimeError, ValueError):  # no path at all: too long for one, a stranger's home, a null
         is_there = False
     if is_there:
-        text, origin = _read(name), name
+        text, origin = read(name), name
     else:
         text, origin = name, A_FLAG
         if ": " not in name and not name.startswith("{"):
             along = ", ".join(sorted(path.stem for path in shipped.folder().glob("*.yaml")))
             raise UserError(f"--config {name}: there is no such file, and none of that name comes along ({along})")
-    root = _checked(name, text)
-    content = _of_today(name, parse(text))
-    values = dict(_leaves(content))
+    root = checked(name, text)
+    content = of_today(name, parse(text))
+    values = dict(leaves(content))
     for key, value in values.items():
-        check_key(key, origin, _line(root, key), value)
+        check_key(key, origin, line_of(root, key), value)
     return Layer(origin, values)
 
 
 def of_group(group: str, text: str) -> dict[str, Any]:
     """The settings of a group that is given whole, as a mapping in YAML or a file that holds one, by dotted key."""
-    content = parse(text) if ": " in text or not Path(text).expanduser().is_file() else parse(_read(text))
+    content = parse(text) if ": " in text or not Path(text).expanduser().is_file() else parse(read(text))
     return {f"{group}.{name}": value for name, value in content.items()} if isinstance(content, dict) else {group: text}
 
 
@@ -212,217 +211,6 @@ def check_key(key: str, origin: str, line: str = "", value: Any = "") -> None:
     raise UserError(f"--config {origin}{line}: there is no setting {key}{meant}")
 
 
-def _line(root: yaml.Node, key: str) -> str:
-    """Where in a YAML file a key stands, as ``:7``; nothing where it cannot be told."""
-    found, line = root, ""
-    for name in key.split("."):
-        for inner, value in found.value if isinstance(found, yaml.MappingNode) else ():
-            if inner.value == name:
-                found, line = value, f":{inner.start_mark.line + 1}"
-                break
-    return line
-
-
-_LARGEST = 10_000
-"""Entries of a configuration, each alias counted as what it stands for: a few hundred are in the largest of ours."""
-
-_MOST_DIGITS = 400
-"""Of a whole number; Python converts none of more than some thousands."""
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The reader that jsonargparse takes, whose YAML is a little wider than that of the one in Python."""
-
-
-class _WithoutDates(_LOADER):
-    """Reads what looks like a date as a text, as jsonargparse does; there is no 31st of February."""
-
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in _LOADER.yaml_implicit_resolvers.items()
-    }
-
-
-_TAG = "tag:yaml.org,2002:"
-_PLAIN: dict[str, type[yaml.Node] | tuple[type[yaml.Node], ...]] = {
-    **{"map": yaml.MappingNode, "seq": yaml.SequenceNode},
-    **dict.fromkeys(("str", "int", "float", "bool", "null", "merge", "timestamp"), yaml.ScalarNode),
-}
-"""What a setting may be, and as which node it is written."""
-
-_DEEPEST = 20
-"""Mappings and lists inside one another. Settings have four."""
-
-
-GONE = {"target_kl": "kl:KL", "cpr_bound": "cpr:CPR", "cpr_warmup": "cpr:CPR"}
-"""Settings of ``control`` that runs of 0.1 have in their files, and the laws in research/ that have them now."""
-
-_USUAL = {"strategy": "auto", "devices": 1, "num_nodes": 1, "check_val_every_n_epoch": 1, "inference_mode": True,
-          "use_distributed_sampler": True, "enable_autolog_hparams": True}  # fmt: skip
-"""Defaults of Lightning's Trainer that runs of 0.1 have in their files; of its other settings they are null or 0."""
-
-
-_CHANGED = ("control", "trainer")
-
-
-def _of_today(name: str, content: Any) -> Any:
-    """What a file holds; where an earlier version wrote it, without what is no more.
-
-    Raises:
-        UserError: such a setting has a value.
-    """
-    groups = content if isinstance(content, dict) else {}
-    control, trainer = (dict(groups[name]) if isinstance(groups.get(name), dict) else {} for name in _CHANGED)
-    gone = {name: control.pop(name) for name in sorted(GONE.keys() & control.keys())}
-    for setting, value in gone.items():
-        if value is not None:
-            law = f"--controller research.laws.{GONE[setting]} and --controller-args {setting}={value}"
-            raise UserError(f"--config {name}: control.{setting} is no setting any more; take it out, and give {law}")
-    unset = [name for name, value in trainer.items() if not value or value == _USUAL.get(name)]
-    for setting in unset:
-        if f"trainer.{setting}" not in flags.HINTS:
-            gone[setting] = trainer.pop(setting)
-    if isinstance(batches := trainer.get("limit_val_batches"), float) and batches.is_integer():
-        gone["limit_val_batches"], trainer["limit_val_batches"] = batches, int(batches)
-    changed = {name: group for name, group in zip(_CHANGED, (control, trainer), strict=True) if group or name in groups}
-    return {**groups, **changed} if gone else content
-
-
-def check_plain(path: Path, asked: Collection[str] = ()) -> dict[str, Any]:
-    """The configuration that lies in a run folder, which may name no code: a folder may come from anybody.
-
-    Settings of Lightning's Trainer may name classes and functions of any module, which are then imported and called.
-    So may the controller. In a file that the user gives with ``--config`` they may.
-
-    Args:
-        path: of the file.
-        asked: dotted keys that the user gives a value; the file's own is not taken.
-
-    Raises:
-        UserError: a setting that is neither a number, a switch nor a plain word, or is in none of our groups.
-    """
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path}: is no file")
-    text = _read(str(path))
-    _checked(str(path), text)
-    content: dict[str, Any] = parse(text)
-    for group, inside in content.items():
-        if group == "seed_everything":
-            continue
-        if not isinstance(inside, dict) or group not in flags.SETTINGS:
-            raise UserError(f"{path}: {group} is no group of settings; the file is not as a run has written it")
-        law = str(inside.get("controller")) if group == "control" else ""
-        if ":" in law and "control.controller" not in asked:
-            raise UserError(
-                f"{path}: control.controller names code, which a run folder may not; where you trust it, add "
-                f"--controller {law}"
-            )
-        for name, value in inside.items() if group == "trainer" else ():
-            if isinstance(value, list | dict) or (isinstance(value, str) and not re.fullmatch(r"[\w:+-]*", value)):
-                raise UserError(
-                    f"{path}: trainer.{name} names code, which a run folder may not; take it out of the file and, "
-                    "where it is yours, give a file that has it with --config"
-                )
-    return content
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"--config {path}: is no YAML in UTF-8: {' '.join(str(error).split())}") from error
-    except OSError as error:
-        raise UserError(f"--config {path}: cannot be read: {error.strerror}") from error
-
-
-def _checked(path: str, text: str) -> yaml.MappingNode:
-    """The nodes of a file of settings. Raises UserError where it is none, or has a key twice, or hides something."""
-    try:
-        root = yaml.compose(text, Loader=_LOADER)
-    except yaml.MarkedYAMLError as error:
-        what = "; ".join(" ".join(words.split()) for words in (error.context, error.problem) if words)
-        raise UserError(f"--config {path}: is no YAML{_place(error.problem_mark)}: {what}") from error
-    except RecursionError as error:
-        raise UserError(f"--config {path}: is nested deeper than any setting is") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"--config {path}: is no YAML in UTF-8: {' '.join(str(error).split())}") from error
-    if not isinstance(root, yaml.MappingNode):
-        what = "is empty" if root is None else "holds no mapping"
-        raise UserError(f"--config {path}: {what}; it must hold groups of settings, as data: {{batch_size: 4}}")
-    if _size(root, {}, _DEEPEST) > _LARGEST:
-        raise UserError(
-            f"--config {path}: is nested deeper than {_DEEPEST} levels, or has more than {_LARGEST:,} entries once its "
-            "aliases (*name) are followed"
-        )
-    for node in _nodes(root):
-        kinds = _PLAIN.get(node.tag.removeprefix(_TAG), ())
-        if not isinstance(node, kinds):
-            where = f"--config {path}: {node.tag.replace(_TAG, '!!')}{_place(node.start_mark)}"
-            raise UserError(f"{where}: is no plain value, as settings are: numbers, texts, switches and lists of them")
-    for number in _nodes(root):
-        if number.tag == "tag:yaml.org,2002:int" and len(number.value) > _MOST_DIGITS:
-            digits = f"a number of {len(number.value):,} digits"
-            raise UserError(f"--config {path}: has {digits}{_place(number.start_mark)}; correct it")
-    for number in _octals(root):
-        raise UserError(
-            f"--config {path}: {number.value}{_place(number.start_mark)} is {int(number.value, 8)} to YAML, which "
-            "reads what begins with 0 as octal; write it without the 0"
-        )
-    for key in _repeated(root):
-        place = _place(key.start_mark)
-        raise UserError(f"--config {path}: {key.value} comes twice{place}, and what stands under the first is lost")
-    try:
-        parse(text)
-    except ValueError as error:
-        raise UserError(f"--config {path}: has a value that is none: {' '.join(str(error).split())}") from error
-    return root
-
-
-def _place(mark: yaml.Mark | None) -> str:
-    return f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-
-
-def _inside(node: yaml.Node) -> list[yaml.Node]:
-    """The nodes that a mapping or a list has."""
-    if isinstance(node, yaml.MappingNode):
-        return [part for pair in node.value for part in pair]
-    return node.value if isinstance(node, yaml.SequenceNode) else []
-
-
-def _nodes(root: yaml.Node) -> Iterator[yaml.Node]:
-    """All nodes, each once however many aliases it has."""
-    open_nodes, seen = [root], set()
-    while open_nodes:
-        node = open_nodes.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
-            yield node
-            open_nodes += _inside(node)
-
-
-def _size(node: yaml.Node, known: dict[int, float], levels: int) -> float:
-    """Nodes below one, and itself, with aliases followed; infinite where one stands for what it is in, or lies deeper
-    than so many levels."""
-    if id(node) not in known:
-        known[id(node)] = math.inf  # as long as it is being counted
-        if levels:
-            known[id(node)] = 1 + sum(_size(part, known, levels - 1) for part in _inside(node))
-    return known[id(node)]
-
-
-def _octals(root: yaml.Node) -> Iterator[yaml.Node]:
-    """Numbers such as 010, which is 8 in YAML 1.1 and ten to nearly everybody."""
-    return (node for node in _nodes(root) if node.tag == "tag:yaml.org,2002:int" and re.match(r"[-+]?0\d", node.value))
-
-
-def _repeated(root: yaml.Node) -> Iterator[yaml.ScalarNode]:
-    """Keys that their mapping has had before: of these YAML's loaders keep the last in silence. ``<<`` may repeat."""
-    for node in _nodes(root):
-        if isinstance(node, yaml.MappingNode):
-            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge")]
-            names = [(key.tag, key.value) for key in keys]
-            yield from (key for place, key in enumerate(keys) if names[place] in names[:place])
-
-
 def annotated(resolved: str, origins: dict[str, str], fitted: Collection[str]) -> str:
     """A resolved configuration as YAML, each value that is no default with a comment that says where it is from.
 
@@ -453,23 +241,3 @@ def annotated(resolved: str, origins: dict[str, str], fitted: Collection[str]) -
 def _commented(setting: dict[str, Any], origin: str | None) -> list[str]:
     first, *rest = yaml.safe_dump(setting, sort_keys=False, allow_unicode=True, width=1000).splitlines()
     return [first + (f"  # {origin}" if origin else ""), *rest]
-
-
-def _leaves(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(content, dict) and prefix.count(".") < 2:  # deeper mappings are values: arguments of a class
-        for name, value in content.items():
-            yield from _leaves(value, f"{prefix}{name}.")
-    else:
-        yield prefix.removesuffix("."), content
-
-
-def parse(text: str) -> Any:
-    """The value of a text in YAML, which may be anything; dates are texts.
-
-    Raises:
-        ValueError: it has none.
-    """
-    try:
-        return yaml.load(text, Loader=_WithoutDates)
-    except (LookupError, ArithmeticError, TypeError, RecursionError, yaml.YAMLError) as error:
-        raise ValueError(str(error)) from error

@@ -17,6 +17,7 @@ from typing import Any, get_args
 from granite_scu.cli import config_layers
 from granite_scu.cli.argument_parser import Parser, hyphenated
 from granite_scu.cli.config_layers import SEED, Layer, Layers
+from granite_scu.cli.yaml_files import check_plain
 from granite_scu.config import other_tools, settings, shipped
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import (
@@ -247,7 +248,7 @@ def _settings_of_the_run(given: dict[str, Any]) -> list[Layer]:
     file = folder / "config.yaml"
     if not file.is_file():
         return []
-    settings = config_layers.check_plain(file, given)
+    settings = check_plain(file, given)
     given.setdefault("run.overwrite", False)  # that it replaced another run once does not mean that it may again
     given.setdefault("run.output_dir", str(folder))
     _find_files(given, settings, folder)

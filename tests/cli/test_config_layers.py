@@ -13,7 +13,7 @@ import yaml
 from devices import A100, CPU, RTX_4090, T4
 
 from granite_scu import hardware
-from granite_scu.cli import config_layers, run_commands, script_flags
+from granite_scu.cli import run_commands, script_flags, yaml_files
 from granite_scu.config.errors import UserError
 from granite_scu.hardware import cards, presets
 from granite_scu.training import memory_budget, plan
@@ -141,19 +141,22 @@ def test_groups_may_be_given_whole(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"data:\n  batch_size: 4\n bad: [1,\n", "is no YAML at line 3, column 2: while parsing a block mapping; "),
+        (
+            b"data:\n  batch_size: 4\n bad: [1,\n",
+            "is not valid YAML at line 3, column 2: while parsing a block mapping; ",
+        ),
         (
             b"data: {batch_size: 4}\n---\nlora: {rank: 4}\n",
-            "is no YAML at line 2, column 1: expected a single document",
+            "is not valid YAML at line 2, column 1: expected a single document",
         ),
         (
             b"data: {batch_size: 4}\nlora: {rank: 4}\ndata: {block_size: 64}\n",
             "data comes twice at line 3, column 1, and",
         ),
         (b"lora:\n  rank: 4\n  rank: 8\n", "rank comes twice at line 3, column 3, and"),
-        (b"data: {path: \xff}\n", "is no YAML in UTF-8: 'utf-8' codec can't decode byte 0xff in position 13"),
-        (b"data: {path: \x00}\n", "is no YAML"),
-        (b"data: " + b"[" * 5000, "is no YAML at line 1, column 1006: "),
+        (b"data: {path: \xff}\n", "is not valid YAML in UTF-8: 'utf-8' codec can't decode byte 0xff in position 13"),
+        (b"data: {path: \x00}\n", "is not valid YAML"),
+        (b"data: " + b"[" * 5000, "is not valid YAML at line 1, column 1006: "),
         (b"&all\ndata: *all\n", "or has more than 10,000 entries once its aliases (*name) are followed"),
         (
             b"a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
@@ -163,8 +166,8 @@ def test_groups_may_be_given_whole(tmp_path):
         (b"base: " + b"{a: " * 30 + b"1" + b"}" * 30, "is nested deeper than 20 levels"),
         (b"lora: {rank: !!int [1]}\n", "!!int at line 1, column 14: is no plain value"),
         (b"run: {overwrite: !!python/object:os.system x}\n", "!!python/object:os.system at line 1, column 18: is no"),
-        (b"run: {overwrite: !!bool maybe}\n", "has a value that is none: 'maybe'"),
-        (b"lora: {alpha: 1" + b":59" * 5000 + b".5}\n", "has a value that is none: int too large"),
+        (b"run: {overwrite: !!bool maybe}\n", "has an invalid value: 'maybe'"),
+        (b"lora: {alpha: 1" + b":59" * 5000 + b".5}\n", "has an invalid value: int too large"),
         (b"seed_everything: 010\n", "010 at line 1, column 18 is 8 to YAML, which reads what begins with 0 as octal"),
         (b"# nothing yet\n", "is empty; it must hold groups of settings, as data: {batch_size: 4}"),
         (b"- data\n- lora\n", "holds no mapping; it must hold groups of settings"),
@@ -353,7 +356,7 @@ def test_a_run_of_an_earlier_version_is_continued(tmp_path):
 
 def test_the_configuration_that_a_run_writes_is_plain(tmp_path):
     (tmp_path / "config.yaml").write_text(script("--test-run", "--max-time", "00:01:00:00", "--bf16").yaml)
-    config_layers.check_plain(tmp_path / "config.yaml")
+    yaml_files.check_plain(tmp_path / "config.yaml")
 
 
 @pytest.mark.parametrize("name", ["qlora", "configs/qlora.yaml"])
