@@ -22,7 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks import measure
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.cli.command_table import BY_NAME
 
@@ -73,4 +73,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guard.guarded(main, "--debug" in sys.argv, guard.NOTHING_KEPT))
+    sys.exit(exit_codes.guarded(main, "--debug" in sys.argv, exit_codes.NOTHING_KEPT))

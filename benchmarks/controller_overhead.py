@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import measure, training
 from benchmarks.gate import Outcome, race
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 from granite_scu.config.settings import DEFAULT_EVERY, TrainerConfig
 from granite_scu.control import AUTO
 
@@ -110,4 +110,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guard.guarded(main, "--debug" in sys.argv, guard.NOTHING_KEPT))
+    sys.exit(exit_codes.guarded(main, "--debug" in sys.argv, exit_codes.NOTHING_KEPT))

@@ -42,7 +42,7 @@ from rich.table import Table
 
 from benchmarks import cells
 from benchmarks.drift_grid import CELLS, Cell, more, saved
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 from granite_scu.cli.console import WIDE, make_console
 
 RESULTS = ROOT / "research" / "evidence" / "drift" / "runs.jsonl"
@@ -145,4 +145,4 @@ def _setting(line: Line) -> tuple:
 TABLES = {"holds": holds, "pays": pays}
 
 if __name__ == "__main__":
-    sys.exit(guard.guarded(main, "--debug" in sys.argv))
+    sys.exit(exit_codes.guarded(main, "--debug" in sys.argv))

@@ -25,7 +25,7 @@ import lightning as L
 import torch
 
 from benchmarks import measure, training
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import DEFAULT_EVERY
@@ -193,4 +193,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guard.guarded(main, "--debug" in sys.argv, guard.NOTHING_KEPT))
+    sys.exit(exit_codes.guarded(main, "--debug" in sys.argv, exit_codes.NOTHING_KEPT))

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benchmarks import cells
 from benchmarks.learning_rates_grid import CELLS, Cell, lost, saved
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 from granite_scu.cli.console import WIDE, make_console
 
 RESULTS = ROOT / "research" / "evidence" / "rates" / "runs.jsonl"
@@ -91,4 +91,4 @@ def table(lines: list[dict[str, Any]]) -> Table:
 
 
 if __name__ == "__main__":
-    sys.exit(guard.guarded(main, "--debug" in sys.argv))
+    sys.exit(exit_codes.guarded(main, "--debug" in sys.argv))

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import measure, training
 from benchmarks.gate import GIB, Gate, race
 from benchmarks.training import Case
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.hardware import MARGIN, Device, presets
 from granite_scu.hardware.cards import CARDS
@@ -215,4 +215,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guard.guarded(main, "--debug" in sys.argv, guard.NOTHING_KEPT))
+    sys.exit(exit_codes.guarded(main, "--debug" in sys.argv, exit_codes.NOTHING_KEPT))

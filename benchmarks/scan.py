@@ -34,7 +34,7 @@ import psutil
 from benchmarks import measure
 from benchmarks.gate import GIB, Gate, Outcome, Side, race
 from benchmarks.measure import ratio, shown
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 HEADS, HEAD_DIM, STATE, GROUPS, CHUNK = 48, 64, 128, 1, 256
@@ -261,4 +261,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guard.guarded(main, "--debug" in sys.argv, guard.NOTHING_KEPT))
+    sys.exit(exit_codes.guarded(main, "--debug" in sys.argv, exit_codes.NOTHING_KEPT))

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import measure, training
 from benchmarks.gate import Gate, race
 from benchmarks.measure import ratio
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 
 GOAL = 0.9
 ADAPTERS = 2
@@ -221,4 +221,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guard.guarded(main, "--debug" in sys.argv, guard.NOTHING_KEPT))
+    sys.exit(exit_codes.guarded(main, "--debug" in sys.argv, exit_codes.NOTHING_KEPT))

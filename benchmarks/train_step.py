@@ -39,7 +39,7 @@ from benchmarks import measure, training
 from benchmarks.gate import Outcome, race
 from benchmarks.measure import ratio, shown
 from granite_scu import hardware
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import PRECISIONS
 
@@ -205,4 +205,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guard.guarded(main, "--debug" in sys.argv, guard.NOTHING_KEPT))
+    sys.exit(exit_codes.guarded(main, "--debug" in sys.argv, exit_codes.NOTHING_KEPT))

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from granite_scu.cli.guard import guarded
+from granite_scu.cli.exit_codes import guarded
 from granite_scu.config.errors import UserError
 
 DEFAULT_FOLDER = Path("~/.cache/granite-scu/texts")

@@ -22,7 +22,7 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from granite_scu.cli.guard import guarded
+from granite_scu.cli.exit_codes import guarded
 from granite_scu.config.errors import UserError
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import read_json, require_writable

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import gpu_page
 from benchmarks.gpu_legs import LEGS
 from benchmarks.gpu_work import Finding, OutOfTime, Skipped, Work, cores, python_path
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.cli.console import make_console
 from granite_scu.config.errors import FAILED, RunFailed, UserError
@@ -226,7 +226,7 @@ def run(argv: list[str] | None) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
-    return guard.guarded(lambda: run(arguments), "--debug" in arguments, HOW_TO_CONTINUE)
+    return exit_codes.guarded(lambda: run(arguments), "--debug" in arguments, HOW_TO_CONTINUE)
 
 
 if __name__ == "__main__":

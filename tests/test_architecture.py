@@ -125,7 +125,7 @@ def test_what_answers_at_once_imports_nothing_heavy():
                 "argument_parser",
                 "command_table",
                 "console",
-                "guard",
+                "exit_codes",
                 "main",
                 "push_to_hf",
                 "script_flags",

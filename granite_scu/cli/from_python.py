@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from granite_scu.cli import guard, script_flags, validate
+from granite_scu.cli import exit_codes, script_flags, validate
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.cli.train import carry_out
 from granite_scu.config.errors import UserError
@@ -98,7 +98,7 @@ def prepare(request: Request | None = None, console: Console | None = None, **fl
         raise UserError('prepare(...): takes its settings by name, such as prepare(data_dir="chats.jsonl")')
     console = console or make_console()
     quiet(console)
-    guard.hush_renamings()
+    exit_codes.hush_renamings()
     return recipe.prepare(request, console)
 
 

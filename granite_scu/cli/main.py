@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 
 import granite_scu
-from granite_scu.cli import completion, guard
+from granite_scu.cli import completion, exit_codes
 from granite_scu.cli.argument_parser import Parser, hyphenated, without_local_rank
 from granite_scu.cli.command_table import BY_NAME, COMMANDS
 from granite_scu.config.errors import UserError
@@ -26,7 +26,9 @@ EXAMPLES = (
 def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit code."""
     arguments = without_local_rank(sys.argv[1:] if argv is None else list(argv))
-    return guard.guarded(lambda: _run(*arguments), "--debug" in arguments, how_to_continue=guard.NOTHING_WRITTEN)
+    return exit_codes.guarded(
+        lambda: _run(*arguments), "--debug" in arguments, how_to_continue=exit_codes.NOTHING_WRITTEN
+    )
 
 
 def _run(name: str = "--help", *arguments: str) -> int:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 
 EXAMPLES = ("runs/mine --out plots", "runs/plain runs/held --out plots", "runs/seed-* --out plots")
 
@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     from granite_scu.viz.files import make_folder
     from granite_scu.viz.generate_ablation_plots import draw
 
-    with guard.refusals_of_viz(), style.as_designed():
+    with exit_codes.refusals_of_viz(), style.as_designed():
         figures, folder = draw(options.sources), make_folder(options.out)
         console = Console(stderr=True)
         progress = track(figures.items(), "drawing", console=console, transient=True, disable=not console.is_terminal)

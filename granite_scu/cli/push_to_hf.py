@@ -11,7 +11,7 @@ from huggingface_hub.utils import validate_repo_id
 from rich.console import Console
 from rich.table import Table
 
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 from granite_scu.cli.argument_parser import Parser, hyphenated
 from granite_scu.config.errors import UserError
 from granite_scu.export.publish import hub, selection
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None, name: str = "granite-scu publis
     """The command; returns its exit code: 2 for what must be changed first, 1 for what a second run may complete."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     token: list[str] = []  # once it is known, so that nothing that is printed holds it
-    return guard.guarded(
+    return exit_codes.guarded(
         lambda: _run(_parse(given, name), token),
         debug="--debug" in given,
         how_to_continue=hub.AGAIN,

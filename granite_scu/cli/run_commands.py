@@ -1,6 +1,6 @@
 """The commands that take settings: ``train``, ``plan`` and ``check`` by flags, the others by dotted keys."""
 
-from granite_scu.cli import guard, script_flags, validate
+from granite_scu.cli import exit_codes, script_flags, validate
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.flags import COMMONEST
 
@@ -48,8 +48,8 @@ def main(arguments: list[str], name: str = "granite-scu train") -> int:
     """One of the commands; returns the exit code."""
     command = name.split()[-1]
     writes = command in ("train", *DOTTED) and not {"--dry-run", "--check-requirements"} & set(arguments)
-    how = {} if writes else {"how_to_continue": guard.NOTHING_WRITTEN}
-    return guard.guarded(lambda: _run(arguments, name), debug="--debug" in arguments, **how)
+    how = {} if writes else {"how_to_continue": exit_codes.NOTHING_WRITTEN}
+    return exit_codes.guarded(lambda: _run(arguments, name), debug="--debug" in arguments, **how)
 
 
 def build_parser(name: str) -> Parser:
@@ -68,7 +68,7 @@ def _run(arguments: list[str], name: str) -> int:
     with layers.named():
         if "check_requirements" not in asked:
             validate.refuse(layers, writes=command not in ("validate", "test"), opens="print_config" not in asked)
-        with guard.importing():
+        with exit_codes.importing():
             from granite_scu.cli import train  # late: torch takes seconds
 
         if "check_requirements" in asked:

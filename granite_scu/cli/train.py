@@ -7,11 +7,11 @@ from dataclasses import replace
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from granite_scu.cli import config_layers, going_on, requirements
+from granite_scu.cli import config_layers, requirements, resume_hint
 from granite_scu.cli.config_layers import Layers
 from granite_scu.cli.console import make_console, print_facts, quiet
-from granite_scu.cli.lasting_output import lasting_output
 from granite_scu.cli.request_parser import parse
+from granite_scu.cli.robust_stdout import lasting_output
 from granite_scu.cli.summary import print_summary
 from granite_scu.config.errors import UserError
 from granite_scu.config.progress import say
@@ -62,7 +62,7 @@ def run(layers: Layers, command: str = "fit", prints: bool = False) -> int:
 def fit(request: Request, console: Console) -> int:
     """Train, and leave everything to look at in the run folder."""
     run = recipe.prepare(request, console)
-    if summary := carry_out(run, going_on.flag(), going_on.command(str(run.folder.path))):
+    if summary := carry_out(run, resume_hint.flag(), resume_hint.command(str(run.folder.path))):
         print_summary(summary, run.folder.path, console, bool(run.data.chats))
     return 0
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from granite_scu.cli.argument_parser import Parser, hyphenated
 from granite_scu.cli.console import WIDE, make_console, quiet
-from granite_scu.cli.guard import guarded
+from granite_scu.cli.exit_codes import guarded
 from granite_scu.config import settings
 from granite_scu.config.errors import UserError
 from granite_scu.storage.run_folder import require_writable
@@ -158,11 +158,11 @@ def silence() -> None:
     """Have a worker's process train with one thread and say nothing."""
     import torch
 
-    from granite_scu.cli import guard
+    from granite_scu.cli import exit_codes
 
     torch.set_num_threads(1)
     quiet(make_console(stderr=True))
-    guard.hush_renamings()
+    exit_codes.hush_renamings()
     logging.getLogger("granite_scu").setLevel(logging.WARNING)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
 

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import measure
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.errors import UserError
 from granite_scu.model import loading
@@ -148,4 +148,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guard.guarded(main, "--debug" in sys.argv, guard.NOTHING_KEPT))
+    sys.exit(exit_codes.guarded(main, "--debug" in sys.argv, exit_codes.NOTHING_KEPT))

@@ -2,10 +2,10 @@
 
 from dataclasses import fields
 
-from granite_scu.cli import guard, script_flags
+from granite_scu.cli import exit_codes, script_flags
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.cli.console import make_console, quiet
-from granite_scu.cli.lasting_output import lasting_output
+from granite_scu.cli.robust_stdout import lasting_output
 from granite_scu.training.output_folder import logged_from_here
 from research.identification import step_test
 from research.identification.settings import StepTest
@@ -40,7 +40,7 @@ def _switch(word: str) -> bool:
 
 def main(arguments: list[str]) -> int:
     """The command; returns the exit code."""
-    return guard.guarded(lambda: _run(arguments), "--debug" in arguments)
+    return exit_codes.guarded(lambda: _run(arguments), "--debug" in arguments)
 
 
 def _run(arguments: list[str]) -> int:

@@ -2,9 +2,9 @@
 
 import sys
 
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 from research.tracking.command import main
 
 if __name__ == "__main__":
     again = "with --results, the runs that are finished are kept and the same command goes on"
-    sys.exit(guard.guarded(main, "--debug" in sys.argv, again))
+    sys.exit(exit_codes.guarded(main, "--debug" in sys.argv, again))

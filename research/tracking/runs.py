@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 from granite_scu.config.errors import Diverged, UserError
 from granite_scu.config.settings import ControlConfig
 from granite_scu.hardware import detect
@@ -116,7 +116,7 @@ def run_all(
     with (
         Progress(*columns, console=console) as progress,
         tempfile.TemporaryDirectory() as scratch,
-        workers(min(jobs, len(missing) or 1), guard.hush_renamings) as pool,
+        workers(min(jobs, len(missing) or 1), exit_codes.hush_renamings) as pool,
     ):
         task = progress.add_task("runs", total=len(found) + len(missing), completed=len(found))
         pending = {pool.submit(run_cell, cell, Path(scratch)): cell for cell in missing}

@@ -6,7 +6,7 @@ import pytest
 from benchmarks import drift
 from benchmarks.drift_chart import curves
 from benchmarks.drift_grid import CELLS, Cell
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 
 POINT = {"drift": 0.021, "right": 3, "questions": 10, "bits": 1.0, "known_lost": 2, "known_right_base": 23,
          "general": 3.75, "chats": 2.0, "prose": 4.0, "source": 5.25}  # fmt: skip
@@ -51,7 +51,7 @@ def test_every_cell_has_a_name_of_its_own_and_is_known_again_in_its_line():
 
 def test_a_line_without_a_finished_run_is_refused(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["drift.py", "--results", str(tmp_path / "none"), "--table", "holds"])
-    assert guard.guarded(drift.main, False) == 2
+    assert exit_codes.guarded(drift.main, False) == 2
     assert "no finished run" in capsys.readouterr().err
 
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import learning_rates
 from benchmarks.learning_rates_data import PHRASE, is_known, lesson
 from benchmarks.learning_rates_grid import CELLS, Cell
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 
 CELL = Cell("tiny-granite-h", "facts", 30, 1e-3, 1)
 LINE = {
@@ -18,7 +18,7 @@ LINE = {
 
 def command(monkeypatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["learning_rates.py", *arguments])
-    return guard.guarded(learning_rates.main, False)
+    return exit_codes.guarded(learning_rates.main, False)
 
 
 @pytest.mark.parametrize(

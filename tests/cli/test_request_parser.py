@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from granite_scu.cli import guard, run_commands, script_flags
+from granite_scu.cli import exit_codes, run_commands, script_flags
 from granite_scu.cli import request_parser as cli
 from granite_scu.cli.main import main
 from granite_scu.config.errors import WRONG_REQUEST, RunFailed, Stopped, UserError
@@ -222,7 +222,7 @@ def test_an_exception_becomes_an_exit_code_and_one_line(error, code, words, caps
     def run():
         raise error
 
-    assert guard.guarded(run, debug=False) == code
+    assert exit_codes.guarded(run, debug=False) == code
     printed = capsys.readouterr().err
     assert words in printed
     assert printed.startswith("error: ") != (code > 128)  # what somebody asked for is none
@@ -237,16 +237,16 @@ def test_a_home_that_is_not_known_is_told_from_a_user_that_is_not(monkeypatch, h
     if home:
         monkeypatch.setenv("HOME", home)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as where nobody's home is known
-    assert guard.guarded(lambda: Path.home() and 0, debug=False) == 2
+    assert exit_codes.guarded(lambda: Path.home() and 0, debug=False) == 2
     assert words in capsys.readouterr().err
 
 
 def test_an_import_that_swallows_exceptions_does_not_keep_an_interrupt_from_ending_the_program():
     code = """
 import os, signal
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 signal.signal(signal.SIGINT, signal.default_int_handler)  # this test may run where it is ignored
-with guard.importing():
+with exit_codes.importing():
     try:
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException:
@@ -258,7 +258,7 @@ print("went on")
 
 
 def test_no_garbage_is_collected_while_libraries_are_imported_and_what_they_made_is_left_alone():
-    with guard.importing():
+    with exit_codes.importing():
         collects = gc.isenabled()
     kept = gc.get_freeze_count()
     gc.unfreeze()
@@ -277,5 +277,5 @@ def test_a_thread_that_cannot_write_prints_no_traceback(capsys, monkeypatch):
 
     monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # pytest has one of its own
     for debug, lines in ((False, 0), (True, 1)):
-        assert guard.guarded(run, debug) == 0
+        assert exit_codes.guarded(run, debug) == 0
         assert capsys.readouterr().err.count("Traceback") == lines

@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from granite_scu.cli import guard
+from granite_scu.cli import exit_codes
 from research.run_store import FinishedRun, RunStore
 from research.tracking import command as tracking
 from research.tracking.figures import measure
@@ -56,4 +56,4 @@ def asked(*arguments: str) -> argparse.Namespace:
 def guarded(monkeypatch, *arguments: str) -> int:
     """The exit code of the command, in this process."""
     monkeypatch.setattr(sys, "argv", ["tracking.py", *arguments])
-    return guard.guarded(tracking.main, False)
+    return exit_codes.guarded(tracking.main, False)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from granite_scu.cli.lasting_output import open_what_is_closed
+from granite_scu.cli.robust_stdout import open_what_is_closed
 from granite_scu.config.errors import FAILED, INTERRUPTED, TERMINATED, WRONG_REQUEST, RunFailed, Stopped, UserError
 from granite_scu.config.outside import printable
 from granite_scu.config.own_python import lacks

@@ -8,7 +8,7 @@ import pytest
 
 WRITE = """
 import sys
-from granite_scu.cli.lasting_output import lasting_output, open_what_is_closed
+from granite_scu.cli.robust_stdout import lasting_output, open_what_is_closed
 open_what_is_closed()
 with lasting_output():
     for _ in range(3):

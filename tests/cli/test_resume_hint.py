@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from granite_scu.cli import going_on
+from granite_scu.cli import resume_hint
 
 SCRIPT = ["python", "scripts/train_granite_cuda.py"]
 
@@ -31,11 +31,11 @@ def test_it_is_the_words_that_started_it(monkeypatch, started, words, expected):
     monkeypatch.setattr(sys, "argv", [program, *words.split()])
     monkeypatch.setattr(sys, "orig_argv", [*started, *words.split()])
     flag = "--run.resume" if words.startswith("fit") else "--resume-from-checkpoint"
-    assert going_on.command("my run") == f"{expected} 'my run' {flag} last"
+    assert resume_hint.command("my run") == f"{expected} 'my run' {flag} last"
 
 
 def test_the_words_of_a_launcher_are_not_known(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["scripts/train_granite_cuda.py", "--multi-gpu"])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert going_on.command("runs/x") == "the same command and --resume-from-checkpoint last"
+    assert resume_hint.command("runs/x") == "the same command and --resume-from-checkpoint last"
