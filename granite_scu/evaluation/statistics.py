@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,7 @@ LEVEL = 0.95
 LEAST_UNITS = 10
 """Documents below which no interval is given: of so few, no bootstrap covers what it promises."""
 MOST_FOR_BCA = 3000
-"""Documents above which the interval is the percentile interval: the corrections that BCa makes have vanished there,
-and its jackknife takes time in the square of them."""
+"""Documents above which the interval is the percentile interval: BCa's corrections have vanished there."""
 CELLS_AT_A_TIME = 10_000_000
 """Numbers that the bootstrap over documents holds at a time."""
 
@@ -122,8 +122,6 @@ def difference_over_documents(arm: Floats, reference: Floats, tokens: NDArray[np
     Returns:
         An interval of nan for fewer than ``LEAST_UNITS`` documents.
     """
-    from scipy import stats  # takes half a second
-
     assert arm.shape == reference.shape == tokens.shape and tokens.min() > 0
     excess = (arm - reference) / math.log(2)
     mean = float(excess.sum() / tokens.sum())
@@ -131,18 +129,36 @@ def difference_over_documents(arm: Floats, reference: Floats, tokens: NDArray[np
         return Estimate(mean, math.nan, math.nan)
     if np.ptp(excess / tokens) <= 1e-12:  # every document says the same, down to rounding: BCa would divide by 0
         return Estimate(mean, mean, mean)
-    found = stats.bootstrap(
-        (excess, tokens),
-        lambda bits, counts, axis: bits.sum(axis) / counts.sum(axis),
-        paired=True,
-        vectorized=True,
-        n_resamples=DRAWS,
-        batch=max(1, CELLS_AT_A_TIME // len(tokens)),
-        confidence_level=LEVEL,
-        method="BCa" if len(tokens) <= MOST_FOR_BCA else "percentile",
-        random_state=np.random.default_rng(seed),
-    )
-    return Estimate(mean, float(found.confidence_interval.low), float(found.confidence_interval.high))
+    generator, n = np.random.default_rng(seed), len(tokens)
+    at_a_time = max(1, CELLS_AT_A_TIME // n)
+    replicates = []
+    for first in range(0, DRAWS, at_a_time):
+        drawn = generator.integers(0, n, (min(at_a_time, DRAWS - first), n))
+        replicates.append(excess[drawn].sum(1) / tokens[drawn].sum(1))
+    without = (excess.sum() - excess) / (tokens.sum() - tokens)
+    low, high = _bca(mean, np.concatenate(replicates), without if n <= MOST_FOR_BCA else None)
+    return Estimate(mean, low, high)
+
+
+def _bca(mean: float, replicates: Floats, without: Floats | None) -> tuple[float, float]:
+    """The interval, by equations 14.9 to 14.15 of Efron and Tibshirani, "An Introduction to the Bootstrap" (1993).
+
+    Args:
+        mean: of the sample.
+        replicates: of the mean.
+        without: (documents,) the mean without each of them; None takes the percentile interval.
+    """
+    normal, levels = NormalDist(), np.array([(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    if without is not None:
+        below = float((replicates < mean).mean() + (replicates <= mean).mean()) / 2
+        if not 0 < below < 1:  # no replicate on one side: there is nothing to correct by
+            return math.nan, math.nan
+        moved = without.mean() - without
+        bias, acceleration = normal.inv_cdf(below), float((moved**3).sum() / (moved**2).sum() ** 1.5) / 6
+        shifted = [bias + normal.inv_cdf(level) for level in levels]
+        levels = np.array([normal.cdf(bias + shift / (1 - acceleration * shift)) for shift in shifted])
+    low, high = np.quantile(replicates, levels)
+    return float(low), float(high)
 
 
 def relative_excess(arm: Scores, reference: Scores, draws: int = DRAWS) -> Estimate:

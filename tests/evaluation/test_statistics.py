@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from granite_scu.evaluation.statistics import (
+    DRAWS,
     LEAST_UNITS,
     Draws,
     Estimate,
@@ -143,16 +144,20 @@ def test_the_difference_over_documents_is_token_weighted_and_paired():
     assert found.high - found.low < 0.1  # unpaired it would be five times as wide
 
 
-def test_the_interval_over_documents_is_that_of_a_plain_bootstrap():
-    """BCa moves the ends by little where nothing is skewed; they are those of the percentiles of a plain loop."""
-    generator = np.random.default_rng(1)
-    tokens = np.full(300, 50)
-    reference = generator.normal(150, 5, 300)
-    arm = reference + generator.normal(1, 5, 300)
-    found = difference_over_documents(arm, reference, tokens)
-    drawn = [generator.integers(0, 300, 300) for _ in range(4000)]
-    replicates = [(arm[i].sum() - reference[i].sum()) / tokens[i].sum() / math.log(2) for i in drawn]
-    assert [found.low, found.high] == pytest.approx(np.percentile(replicates, [2.5, 97.5]), abs=1.5e-3)
+@pytest.mark.parametrize("method", ["BCa", "percentile"])
+def test_the_interval_over_documents_is_scipys(method, monkeypatch):
+    """The same draws, whose quantiles are of the order of 0.1 and each of some hundred roundings."""
+    stats = pytest.importorskip("scipy.stats")
+    arm, reference, tokens = documents(np.random.default_rng(1), 250, 0.05)
+    monkeypatch.setattr("granite_scu.evaluation.statistics.MOST_FOR_BCA", 250 if method == "BCa" else 249)
+    monkeypatch.setattr("granite_scu.evaluation.statistics.CELLS_AT_A_TIME", 250 * 3000)
+    found = difference_over_documents(arm, reference, tokens, seed=3)
+    wanted = stats.bootstrap(
+        ((arm - reference) / math.log(2), tokens),
+        lambda bits, counts, axis: bits.sum(axis) / counts.sum(axis),
+        paired=True, vectorized=True, n_resamples=DRAWS, batch=3000, method=method, rng=np.random.default_rng(3),
+    ).confidence_interval  # fmt: skip
+    assert [found.low, found.high] == pytest.approx([wanted.low, wanted.high], abs=1e-12)
 
 
 def test_few_documents_give_no_interval():
@@ -180,14 +185,3 @@ def test_coverage_over_documents_of_skewed_lengths(count):
         found = difference_over_documents(*documents(generator, count, 0.05))
         held += found.low <= 0.05 <= found.high
     assert (0.86 if count == 20 else 0.9) <= held / 400 <= 0.98
-
-
-def test_more_documents_than_bca_is_made_for_get_the_percentile_interval(monkeypatch):
-    arm, reference, tokens = documents(np.random.default_rng(4), 400, 0.05)
-    found = []
-    for most in (400, 399):
-        monkeypatch.setattr("granite_scu.evaluation.statistics.MOST_FOR_BCA", most)
-        found.append(difference_over_documents(arm, reference, tokens))
-    bca, percentile = found
-    assert percentile != bca
-    assert [percentile.low, percentile.high] == pytest.approx([bca.low, bca.high], abs=2e-3)
