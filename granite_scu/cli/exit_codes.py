@@ -128,17 +128,6 @@ def importing() -> Iterator[None]:
             gc.enable()
 
 
-@contextmanager
-def refusals_of_viz() -> Iterator[None]:
-    """Errors of the package that draws, which imports no error of ours, as a ``UserError``."""
-    try:
-        yield
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    except RecursionError as error:
-        raise UserError("a file that was read is nested too deeply; it is damaged") from error
-
-
 def _flush() -> None:
     """Write what standard output still holds while an error of it can be told: Python's exit has no words for it."""
     try:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from granite_scu.cli import exit_codes
+from granite_scu.storage.run_folder import require_writable
 
 EXAMPLES = ("runs/mine --out plots", "runs/plain runs/held --out plots", "runs/seed-* --out plots")
 
@@ -20,11 +20,11 @@ def run(options: argparse.Namespace) -> int:
     from rich.progress import track
 
     from granite_scu.viz import style  # late: matplotlib takes a second
-    from granite_scu.viz.files import make_folder
     from granite_scu.viz.generate_ablation_plots import draw
 
-    with exit_codes.refusals_of_viz(), style.as_designed():
-        figures, folder = draw(options.sources), make_folder(options.out)
+    with style.as_designed():
+        figures, folder = draw(options.sources), options.out
+        require_writable("--out", folder)
         console = Console(stderr=True)
         progress = track(figures.items(), "drawing", console=console, transient=True, disable=not console.is_terminal)
         written = [path for name, figure in progress for path in style.save(figure, folder / name)]

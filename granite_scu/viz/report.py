@@ -13,9 +13,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from granite_scu.config.errors import UserError
 from granite_scu.storage.atomic import replacing
+from granite_scu.storage.run_folder import require_writable
 from granite_scu.viz.adapter_size import describe
-from granite_scu.viz.files import make_folder
 from granite_scu.viz.glossary import explained, explanations
 from granite_scu.viz.report_answers import answers, elsewhere, samples
 from granite_scu.viz.report_data import chart_data
@@ -68,12 +69,12 @@ def report_on(folder: Path, file: Path | None = None) -> Path:
     """Write the page of a run folder, as ``file`` or into the folder itself.
 
     Raises:
-        ValueError: the folder holds no run of which anything was measured, or the page cannot lie there.
+        UserError: the folder holds no run of which anything was measured, or the page cannot lie there.
     """
     run, file = read_measured_run(folder), file or folder / NAME
     if file.is_dir():
-        raise ValueError(f"--out {file}: is a folder; name a file")
-    make_folder(file.parent)
+        raise UserError(f"--out {file}: is a folder; name a file")
+    require_writable("--out", file.parent)
     return write_report(run, file)
 
 

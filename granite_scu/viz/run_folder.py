@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import re
 from dataclasses import dataclass, field
@@ -11,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.outside import read_file
-from granite_scu.storage.run_folder import ANSWERS, ELSEWHERE, EVALUATION, SAMPLES, STOPPED
+from granite_scu.storage.run_folder import ANSWERS, ELSEWHERE, EVALUATION, SAMPLES, STOPPED, read_json, unreadable
 from granite_scu.viz.adapter_size import FIELDS
 
 FINISHED = "scu_history.json"
@@ -80,7 +80,7 @@ class Run:
         try:
             return numbers([record.get(field) for record in self.history])
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{self.path}: {field} is not a number in every record of the history") from error
+            raise UserError(f"{self.path}: {field} is not a number in every record of the history") from error
 
     @property
     def has_checkpoint(self) -> bool:
@@ -137,9 +137,6 @@ class Run:
         return bool(np.isfinite(np.concatenate([self.column("s"), self.column("data_bpt")])).any())
 
 
-_MOST_DIGITS = 19
-
-
 def numbers(values: list[float | None]) -> np.ndarray:
     """The values as float64, with NaN for null, which JSON has in its place."""
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
@@ -149,16 +146,16 @@ def read_run(path: str | Path) -> Run:
     """Read a run folder.
 
     Raises:
-        ValueError: the folder holds no run, no tick is recorded yet, or a file in it is damaged.
+        UserError: the folder holds no run, no tick is recorded yet, or a file in it is damaged.
     """
     folder = Path(path)
     finished = (folder / FINISHED).is_file()
     if not finished and not (folder / UNFINISHED).is_file():
         reason = f"has neither {FINISHED} nor {UNFINISHED}" if folder.is_dir() else "no such folder"
-        raise ValueError(f"{folder}: {reason}; name the --output-dir of a run")
+        raise UserError(f"{folder}: {reason}; name the --output-dir of a run")
     history = _read_list(folder / FINISHED) if finished else _read_lines(folder / UNFINISHED)
     if not history:
-        raise ValueError(f"{folder}: no tick is recorded yet; the first comes after --control-every optimizer steps")
+        raise UserError(f"{folder}: no tick is recorded yet; the first comes after --control-every optimizer steps")
     names = ("scu_config.json", "scu_metrics.json", "training_config.json", EVALUATION)
     config, metrics, settings, evaluation = (_read_object(folder / name) for name in names)
     shown = (_read_object(folder / name) for name in (STOPPED, SAMPLES, ANSWERS, ELSEWHERE))
@@ -174,12 +171,12 @@ def read_measured_run(path: str | Path) -> Run:
     """``read_run`` for a command that draws.
 
     Raises:
-        ValueError: as ``read_run``, and where no tick has a usable measurement.
+        UserError: as ``read_run``, and where no tick has a usable measurement.
     """
     run = read_run(path)
     if not run.measured:
         ticks = f"{len(run.history)} tick{'s' if len(run.history) > 1 else ''}"
-        raise ValueError(
+        raise UserError(
             f"{run.path}: nothing was measured in its {ticks}, S is null throughout, so there is nothing to draw; "
             f"the log file in {run.path / 'logs'} may say why (a loss that is not finite: lower --learning-rate)"
         )
@@ -187,18 +184,18 @@ def read_measured_run(path: str | Path) -> Run:
 
 
 def _read_list(file: Path) -> list[dict[str, Any]]:
-    records = _parse(_content(file), str(file))
-    if not isinstance(records, list) or not all(map(_is_record, records)):
-        raise ValueError(f"{file}: not a list of records with a step")
+    records = read_json(file, kind=list)
+    if not all(map(_is_record, records)):
+        raise UserError(f"{file}: not a list of records with a step")
     return records
 
 
 def _read_lines(file: Path) -> list[dict[str, Any]]:
     """The appended records. A line without its end is one being written, or torn by a crash: it is left out."""
     *lines, _ = _content(file).split(b"\n")
-    records = [_parse(line, f"{file}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    records = [read_json(Path(f"{file}:{number}"), line) for number, line in enumerate(lines, 1) if line.strip()]
     if not all(map(_is_record, records)):
-        raise ValueError(f"{file}: not one record with a step in each line")
+        raise UserError(f"{file}: not one record with a step in each line")
     return records
 
 
@@ -239,7 +236,7 @@ def _read_csv(file: Path) -> dict[int, tuple[float, float | None]]:
             for row in rows
         }
     except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise ValueError(f"{file}: not the CSV log of a run ({error}); the file is damaged") from error
+        raise UserError(f"{file}: not the CSV log of a run ({error}); the file is damaged") from error
 
 
 _ENTRY = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<level>[A-Z]+) ", re.MULTILINE)
@@ -269,29 +266,11 @@ def _is_record(value: Any) -> bool:
 
 
 def _read_object(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    content = _parse(_content(file), str(file))
-    if not isinstance(content, dict):
-        raise ValueError(f"{file}: not an object")
-    return content
+    return read_json(file) if file.is_file() else {}
 
 
 def _content(file: Path) -> bytes:
     try:
         return read_file(file)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}; take it out of the folder") from error
-
-
-def _short_int(text: str) -> int:
-    if len(text) > _MOST_DIGITS:  # no float
-        raise ValueError(f"a number of {len(text)} digits")
-    return int(text)
-
-
-def _parse(text: bytes, where: str) -> Any:
-    try:
-        return json.loads(text.decode("utf-8"), parse_int=_short_int)
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
-        raise ValueError(f"{where}: not JSON ({error}); the file is damaged") from error
+    except (OSError, ValueError) as error:
+        raise unreadable(file, error) from error

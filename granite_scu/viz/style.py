@@ -2,6 +2,7 @@
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
@@ -15,8 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 from matplotlib.transforms import Bbox
 
+from granite_scu.config.errors import INTERRUPTED, WRONG_REQUEST, UserError
 from granite_scu.storage.atomic import replacing
-from granite_scu.viz.files import make_folder, report_outcome
+from granite_scu.storage.run_folder import require_writable
 
 log = logging.getLogger(__name__)
 
@@ -200,11 +202,20 @@ def save_all(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
 
 
 def draw_to(folder: str | Path, draw: Callable[[], Mapping[str, Figure]]) -> int:
-    """Draw, ``save_all`` in the folder, and say so; returns the exit code of a command."""
-
-    def write() -> list[Path]:
+    """Draw, ``save_all`` in the folder, and say so, or in one line why not; returns the exit code of a command."""
+    try:
         with as_designed():
             figures = draw()
-            return save_all(figures, make_folder(folder))
-
-    return report_outcome(write)
+            require_writable("--out", Path(folder))
+            written = save_all(figures, Path(folder))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
+    except OSError as error:
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return WRONG_REQUEST
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    print(*written, sep="\n")
+    return 0

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from granite_scu.config.errors import UserError
 from granite_scu.viz import style
 
 # Shapes tell the same apart in grey.
@@ -53,7 +54,7 @@ def read_comparison(file: Path) -> dict[str, Any]:
     """What ``scripts/compare_controllers.py`` found.
 
     Raises:
-        ValueError: it is not that, or no task has a finished run.
+        UserError: it is not that, or no task has a finished run.
     """
     try:
         results = json.loads(file.read_text(encoding="utf-8"))
@@ -63,12 +64,12 @@ def read_comparison(file: Path) -> dict[str, Any]:
             for found, numbers in ((row["test_bpt"], ("mean",)), (row["difference"], ("mean", "low", "high"))):
                 [float(found[number]) for number in numbers if found is not None]
     except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error.strerror})") from error
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{file}: not the comparison.json of scripts/compare_controllers.py ({error!r})") from error
+        raise UserError(f"{file}: not the comparison.json of scripts/compare_controllers.py ({error!r})") from error
     results["tasks"] = [task for task in results["tasks"] if any(row["test_bpt"] for row in task["rows"])]
     if not results["tasks"]:
-        raise ValueError(f"{file}: no task has a finished run")
+        raise UserError(f"{file}: no task has a finished run")
     return results
 
 

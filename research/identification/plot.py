@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from granite_scu.config.errors import UserError
 from granite_scu.viz import style
 from granite_scu.viz.run_folder import numbers
 
@@ -27,16 +28,16 @@ def read_identification(path: str | Path) -> dict[str, Any]:
     """The result of ``identify`` in a folder.
 
     Raises:
-        ValueError: there is none, or it is damaged.
+        UserError: there is none, or it is damaged.
     """
     file = Path(path) / RESULT
     if not file.is_file():
-        raise ValueError(f"{path}: has no {RESULT}; name the --run.output_dir of the step test")
+        raise UserError(f"{path}: has no {RESULT}; name the --run.output_dir of the step test")
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
         result["model"], result["excitation"], result["verification"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{file}: is damaged ({error}); run identify again") from error
+        raise UserError(f"{file}: is damaged ({error}); run identify again") from error
     return result
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from folders import METRICS, record
 
+from granite_scu.config.errors import UserError
 from granite_scu.viz.control_plot import main, plot_control
 from granite_scu.viz.run_folder import read_run
 from granite_scu.viz.style import save
@@ -61,24 +62,24 @@ def test_the_finished_history_wins(finished):
     [
         ("scu_history.json", "[{", "scu_history.json: not JSON"),
         ("scu_history.json", b"\xff[", "scu_history.json: not JSON"),
-        ("scu_history.json", '{"step": 10}', "not a list of records"),
+        ("scu_history.json", '{"step": 10}', "not a JSON list"),
         ("scu_history.json", "[]", "no tick is recorded yet"),
         ("scu_history.jsonl", "", "no tick is recorded yet"),
         ("scu_history.jsonl", '{"step": 10}\n{"st\n{"step": 30}\n', "scu_history.jsonl:2: not JSON"),
-        ("scu_history.jsonl", "3\n", "not one record with a step in each line"),
+        ("scu_history.jsonl", "3\n", "scu_history.jsonl:1: not a JSON object"),
         ("notes.txt", "", "has neither scu_history.json nor scu_history.jsonl"),
     ],
 )
 def test_what_is_no_run_is_named_in_one_line(tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match=re.escape(says)) as refused:
+    with pytest.raises(UserError, match=re.escape(says)) as refused:
         read_run(tmp_path)
     message = str(refused.value)
     assert str(tmp_path) in message and "\n" not in message
 
 
 def test_a_missing_folder_is_named():
-    with pytest.raises(ValueError, match="nowhere: no such folder"):
+    with pytest.raises(UserError, match="nowhere: no such folder"):
         read_run("nowhere")
 
 

@@ -20,7 +20,6 @@ from granite_scu.export import present
 from granite_scu.viz import control_plot, style
 from granite_scu.viz.control_plot import plot_control
 from granite_scu.viz.figures import draw_figures
-from granite_scu.viz.files import make_folder
 from granite_scu.viz.groups import group
 from granite_scu.viz.run_folder import read_run
 
@@ -179,7 +178,8 @@ def test_a_strangers_matplotlibrc_changes_no_picture(finished, tmp_path):
     environment = os.environ | {"MPLBACKEND": "nonsense"}
     done = subprocess.run(line, cwd=strange, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    own = style.save_all(draw_figures(group([read_run(finished)])), make_folder(tmp_path / "own"))
+    (tmp_path / "own").mkdir()
+    own = style.save_all(draw_figures(group([read_run(finished)])), tmp_path / "own")
     assert own and all(file.read_bytes() == (other / file.name).read_bytes() for file in own)
 
 
