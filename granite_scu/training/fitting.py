@@ -1,4 +1,4 @@
-"""A request with its data cut, and what nobody gave fitted to them: ``defaults``, applied."""
+"""The text of a request, read and cut, and what nobody gave fitted to it: ``defaults``, applied."""
 
 import logging
 from dataclasses import replace
@@ -7,12 +7,51 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from granite_scu.config.request import Request
+from granite_scu.control import Controller
 from granite_scu.control.units import counted
 from granite_scu.data.datamodule import TextDataModule
+from granite_scu.data.streaming import StreamedDataModule
 from granite_scu.model import loading
 from granite_scu.training import defaults
+from granite_scu.training.controller import build_controller, without_validation
 
 log = logging.getLogger(__name__)
+
+
+def build_data(request: Request) -> TextDataModule:
+    """The text that a request describes, not yet prepared."""
+    kind = StreamedDataModule if request.data.stream else TextDataModule
+    return kind(request.data, request.seed, uniform_batches=bool(request.base.compile))
+
+
+def fit_to_text(
+    request: Request,
+    data: TextDataModule,
+    tokenizer: PreTrainedTokenizerBase,
+    config: PretrainedConfig,
+    processes: int,
+    controller: Controller | None,
+) -> tuple[Request, list[str]]:
+    """Read the text; the request with what nobody gave fitted to it, and why each is what it is, a line each.
+
+    Args:
+        request: what was asked for.
+        data: not yet read.
+        tokenizer: of the model.
+        config: of the model.
+        processes: that train.
+        controller: steers in place of the one that ``request.control`` describes.
+
+    Raises:
+        UserError: the text cannot be read, makes no blocks, or holds nothing out for what needs it.
+    """
+    data.read(tokenizer, loading.rows_of(config), request.base.name)
+    if controller:
+        request = replace(request, given=request.given | {"control.controller"})
+    request, chosen = fitted(request, data, tokenizer, config, processes)
+    if not data.holds_out("validation"):
+        request = without_validation(request, controller or build_controller(request.control))
+    return request, chosen
 
 
 def fitted(

@@ -21,7 +21,7 @@ from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.module import GraniteModule
-from granite_scu.training.resume import TEXT, Resume
+from granite_scu.training.resume import TEXT, Resume, course_of
 
 MOST_SAVE_STEPS = 500
 """Optimizer steps between two checkpoints of a long run."""
@@ -99,6 +99,16 @@ class PreparedRun:
     def intervals(self) -> Intervals:
         """When it validates and saves."""
         return intervals_of(self.request.run, self.length.steps)
+
+    @property
+    def validation_interval(self) -> int | None:
+        """Optimizer steps between two validations; None where nothing is held out to validate on."""
+        return self.intervals.validation if self.data.holds_out("validation") else None
+
+    @property
+    def course(self) -> dict[str, Any]:
+        """What its course depends on."""
+        return course_of(self.request, self.machine, self.length.steps, self.setpoint, self.intervals.validation)
 
     @property
     def validation_blocks(self) -> int:

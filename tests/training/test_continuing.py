@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from granite_scu.config.errors import UserError
-from granite_scu.training.resume import TEXT, Resume, check_blocks
+from granite_scu.training.continuing import check_blocks
+from granite_scu.training.resume import TEXT, Resume
 
 
 @pytest.mark.parametrize(

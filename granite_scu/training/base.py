@@ -1,0 +1,121 @@
+"""What a run needs to know of its base model before that is loaded, and the machine that suits it."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from granite_scu import control, hardware
+from granite_scu.config.errors import UserError
+from granite_scu.config.request import Request
+from granite_scu.config.settings import check_refused
+from granite_scu.control.diagnostics import ceiling
+from granite_scu.data.tokens import templates
+from granite_scu.hardware import machine as machines
+from granite_scu.hardware import presets
+from granite_scu.model import flops, initial_adapter, loading
+from granite_scu.model.mamba2 import kernels
+from granite_scu.training.resume import Resume
+
+log = logging.getLogger(__name__)
+
+
+class Base(NamedTuple):
+    """The base model, not loaded.
+
+    Attributes:
+        tokenizer: with the chat template that is trained with.
+        config: as transformers has it.
+        start: the adapter that training starts from; None where it is a new one.
+        size: parameters, adapted layers and operations, in blocks as asked for.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    config: PretrainedConfig
+    start: initial_adapter.InitialAdapter | None
+    size: flops.Size
+
+    @property
+    def rows(self) -> int | None:
+        """Of its embedding; None where nobody knows."""
+        return loading.rows_of(self.config)
+
+    def growth(self, request: Request, n_tokens: int) -> float | None:
+        """G of ``control.diagnostics.ceiling``: how far the adapters can move.
+
+        None where factors are measured, which are not zero at the start.
+        """
+        if request.control.measure != "delta":
+            return None
+        prior = (request.prior.sigma, n_tokens)
+        if self.start:
+            return ceiling.growth_from(self.start.matrices, *prior)
+        return ceiling.growth([(out, rank) for out, _, rank in self.size.adapted], request.lora.scale, *prior)
+
+
+def open_base(
+    request: Request, resume: Resume | None, law: control.Controller, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[Request, Base]:
+    """The base model with the adapter to start from; the request with what that decides.
+
+    Args:
+        request: what is asked for.
+        resume: the checkpoint that the run continues from.
+        law: of lambda.
+        tokenizer: in place of the model's own.
+
+    Raises:
+        UserError: there is no such model, or it has not the layers that are asked for; the adapter does not fit.
+    """
+    name, block_size = request.base.name, request.data.block_size
+    tokenizer = templates.of_data(tokenizer or loading.load_tokenizer(name), request.data)
+    start = _open_start(request, resume, law)
+    if start:
+        request = replace(request, lora=initial_adapter.lora_of(request.lora, start))
+    config = loading.known_config(name)
+    if block_size < (width := getattr(config, "mamba_d_conv", 0)):
+        raise UserError(
+            f"--block-size {block_size}: shorter than the {width} tokens that a convolution of {name} spans"
+        )
+    size = flops.measure(name, request.lora, block_size, start and start.shapes)
+    return request, Base(tokenizer, config, start, size)
+
+
+def settle_machine(
+    request: Request, config: PretrainedConfig, card: hardware.Device | None
+) -> tuple[Request, machines.Machine]:
+    """The machine, with an attention that the model has; the request with whether the model is compiled on it.
+
+    Args:
+        request: what is asked for; what is wrong with it alone has been refused.
+        config: of the model.
+        card: is planned for in place of this machine's device.
+
+    Raises:
+        UserError: the machine has not what is asked for.
+    """
+    machine = machines.resolve_request(request, card)
+    if not card:
+        kernels.check(machine.kernels, machine.accelerator)
+    attention = loading.fitting_attention(config, request.base.attention, machine.attention)
+    if attention != machine.attention:
+        log.info("--attn auto: %s, as %s models have no %s", attention, config.model_type, machine.attention)
+    if warning := presets.mismatch(request.hardware, machine.device):
+        log.warning(warning)
+    base = replace(request.base, compile=machine.compiled)
+    return replace(request, base=base), replace(machine, attention=attention)
+
+
+def _open_start(
+    request: Request, resume: Resume | None, law: control.Controller
+) -> initial_adapter.InitialAdapter | None:
+    path, base = request.lora.adapter, request.base.name
+    if path is None:
+        return None
+    initial_adapter.check_actuator(request.control.actuator)
+    check_refused(request.control.controller, law, ["--adapter"])
+    if resume and not Path(path).expanduser().is_dir():  # the checkpoint has all that is needed of it
+        return initial_adapter.from_checkpoint(resume.path, path, base, resume.state["frozen"])
+    return initial_adapter.open_start(path, base)

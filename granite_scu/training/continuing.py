@@ -1,0 +1,166 @@
+"""Whether a run can continue from its checkpoint: what must be the same, and what may differ and is named."""
+
+import logging
+from contextlib import suppress
+from typing import Any
+
+import lightning as L
+from packaging.version import InvalidVersion, Version
+
+from granite_scu.config import flags
+from granite_scu.config.errors import UserError
+from granite_scu.control import AUTO, CONTROLLERS, PI, AutoSetpoint
+from granite_scu.model import base_digest
+from granite_scu.storage import manifest
+from granite_scu.storage.provenance import versions
+from granite_scu.storage.run_folder import TRAINING_CONFIG, RunFolder, read_json
+from granite_scu.storage.working_folder import as_seen_from_here
+from granite_scu.training.callbacks.checkpoints import has_ended
+from granite_scu.training.module import GraniteModule
+from granite_scu.training.prepared_run import PreparedRun, build_module
+from granite_scu.training.resume import TEXT, Resume, blamed, holds_nan, later
+from granite_scu.training.trainer import conclude, fit, kill_children, part
+
+log = logging.getLogger(__name__)
+
+CUTS_TEXT = (
+    *("block_size", "packing", "on_long", "loss_on", "control_tokens", "record_format", "text_column", "encoding"),
+    *("split_seed", "held_out_share", "weights"),
+)
+"""Settings of the data that make other blocks of the same text."""
+
+
+def check_continued(run: PreparedRun, resume: Resume) -> None:
+    """Refuse what must be the same as at the checkpoint and is not, and say what has changed.
+
+    Raises:
+        UserError: it is not the same, or no run can continue from the checkpoint.
+    """
+    with blamed(resume):
+        check_blocks(resume, run.course, run.data.checksum)
+        build_module(run).require_same_settings(resume.state, run.size.trained)
+        check_resumable(run, resume)
+        _warn_of_changes(resume, run.course)
+        _warn_of_newer(resume)
+
+
+def check_resumable(run: PreparedRun, resume: Resume) -> None:
+    """Refuse what needs no model to be seen, before one is loaded.
+
+    Raises:
+        UserError: the checkpoint is of another controller, of a run that is finished, or not the newest of the run
+            folder that it lies in.
+    """
+    law, steps = type(run.controller).__name__, run.length.steps
+    where, own = f"--resume-from-checkpoint {resume.path}:", resume.control["name"]
+    if {own, law} == {PI.__name__, AutoSetpoint.__name__}:
+        flag = AUTO if own == AutoSetpoint.__name__ else f"{resume.control['setpoint']:g}"
+        how = "was found during the run" if flag == AUTO else f"is {flag}"
+        raise UserError(f"{where} its setpoint {how}; resume with --target-s {flag}")
+    if own != law:
+        kinds = {law.__name__: name for name, law in CONTROLLERS.items()} | {AutoSetpoint.__name__: "pi"}
+        flag = kinds.get(own, f"package.module:{own}")
+        raise UserError(f"{where} its controller is {kinds.get(own, own)}; resume with --controller {flag}")
+    finished = resume.in_place and RunFolder(resume.path.parent).finished
+    if resume.step > steps or (resume.step == steps and finished):
+        raise UserError(
+            f"{where} it is at step {resume.step} and the run ends at {steps}; raise --max-steps to continue"
+        )
+    if finished and has_ended(resume.state, run.course):
+        raise UserError(
+            f"{where} the run ended there, at step {resume.step}, before --max-steps; raise --max-time, "
+            "--early-stopping or --stop-at-equilibrium, whichever ended it, to continue"
+        )
+    others = later(resume) if resume.in_place and not run.request.run.overwrite else []
+    # They would belong to another run, and ``last`` would continue that one.
+    if newer := [path.name for path in others if manifest.damage(path) is None]:
+        raise UserError(
+            f"{where} {newer[-1]} is newer; continue from that, or from here in another --output-dir, or drop what is "
+            "newer with --overwrite"
+        )
+
+
+def check_blocks(resume: Resume, now: dict[str, Any], checksum: str) -> None:
+    """Refuse other blocks of the text by the setting that makes them, where it is not the text itself.
+
+    Args:
+        resume: the checkpoint.
+        now: the run's ``course_of``.
+        checksum: of the run's blocks.
+
+    Raises:
+        UserError: they differ from the checkpoint's, and so does a setting or what a version holds out.
+    """
+    names = {flag.key: flag.name for section in flags.SECTIONS.values() for flag in section}
+    before = resume.state["settings"]
+    if resume.state["frozen"].get(TEXT) == checksum:
+        return
+    for name in (names[f"data.{key}"] for key in CUTS_TEXT):
+        if before.get(name, now[name]) != now[name]:
+            raise UserError(
+                f"--resume-from-checkpoint: {name} was {before[name]} and is now {now[name]}, which makes other blocks "
+                "of the text; resume with the same"
+            )
+    if names["data.held_out_share"] not in before:  # it is as old as that
+        raise UserError(
+            f"--resume-from-checkpoint {resume.path}: the text is another one, or an earlier version made it, which "
+            "held out other conversations; resume with that version, or start from its adapter by --adapter"
+        )
+
+
+def check_base(resume: Resume, name: str) -> None:
+    """Refuse a base model with other weights than the checkpoint's run had; ``name`` as ``--model`` has it.
+
+    Raises:
+        UserError: says what differs.
+    """
+    base_digest.check(_recorded(resume), f"--resume-from-checkpoint {resume.path}", name, refuse=True)
+
+
+def _recorded(resume: Resume) -> dict[str, Any]:
+    """What the checkpoint's run says of itself; nothing where the checkpoint was moved out of its folder."""
+    file = resume.path.parent / TRAINING_CONFIG
+    return read_json(file) if file.is_file() else {}
+
+
+def _warn_of_newer(resume: Resume) -> None:
+    """Say that the run was made by a newer version, some of whose settings this one may not have."""
+    made_by, ours = (found.get("granite-scu") for found in (_recorded(resume).get("versions") or {}, versions()))
+    with suppress(InvalidVersion, TypeError):  # a stranger's
+        if made_by and Version(made_by) > Version(str(ours)):
+            log.warning(
+                "the run was made by granite-scu %s, which is newer than this %s and may do things in another way; "
+                "pip install --upgrade granite-scu",
+                *(made_by, ours),
+            )
+
+
+def _warn_of_changes(resume: Resume, now: dict[str, Any]) -> None:
+    """Say which settings differ from the checkpoint's; ``now`` is the run's ``course_of``."""
+    before = dict(resume.state["settings"])
+    for name in ("--model", "--replay"):  # the same place, seen from another working folder
+        if before.get(name) and as_seen_from_here(before[name], resume.path.parent) == now.get(name):
+            before[name] = now[name]
+    if changed := [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]:
+        differs = "the result will differ from an uninterrupted run"
+        log.warning("changed since the checkpoint: %s; %s", ", ".join(changed), differs)
+
+
+def run_to_its_end(run: PreparedRun, trainer: L.Trainer, module: GraniteModule) -> None:
+    """Train, or where no step is left only do what comes after the last.
+
+    Raises:
+        UserError: no run can continue from the checkpoint.
+    """
+    first_step = run.resume.step if run.resume else 0
+    sound = run.resume is None or not holds_nan(run.resume.state)
+    try:
+        with blamed(run.resume, lambda: sound and trainer.global_step > first_step):
+            fit(trainer, module, run.data, run.resume and run.resume.path)
+        if trainer.global_step == first_step:
+            with blamed(run.resume, lambda: sound):
+                conclude(trainer, module)
+    except BaseException:
+        kill_children(trainer)
+        raise
+    part(trainer)

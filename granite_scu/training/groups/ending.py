@@ -1,0 +1,28 @@
+"""What may end a run before its last step."""
+
+from typing import NamedTuple
+
+from granite_scu.control.diagnostics.equilibrium import Equilibrium
+from granite_scu.training.callbacks.early_stopping import OwnPatience
+from granite_scu.training.callbacks.equilibrium import EquilibriumStop
+from granite_scu.training.prepared_run import PreparedRun
+from granite_scu.training.trainer import TimeLimit
+
+
+class Ending(NamedTuple):
+    """The most telling reason first: the time may also run out after another one, in the last validation."""
+
+    equilibrium: EquilibriumStop | None
+    patience: OwnPatience | None
+    limit: TimeLimit | None
+
+
+def ending(run: PreparedRun) -> Ending:
+    """The callbacks that stop a run."""
+    asked, max_time = run.request.run, run.request.trainer["max_time"]
+    window, every = asked.stop_at_equilibrium, run.request.control.every
+    return Ending(
+        EquilibriumStop(Equilibrium(run.setpoint, window), every) if window else None,
+        OwnPatience("val_bpt", patience=asked.early_stopping) if asked.early_stopping else None,
+        TimeLimit(max_time) if max_time else None,
+    )
