@@ -13,8 +13,12 @@ from numpy.typing import NDArray
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.settings import SEED
 from granite_scu.data.blocks.packing import Blocks, padding_of
+from granite_scu.data.sources.documents import Conversation, Document
 from granite_scu.data.tokens.chat import Renderer
+from granite_scu.data.tokens.encoding import encode
+from granite_scu.data.tokens.special_tokens import ReadAs
 from granite_scu.data.tokens.stream import Stream
 from granite_scu.evaluation.answer_score import RULE, AnswerScore, is_json, score_answer, totals, wilson
 from granite_scu.model.adapters import Switch
@@ -88,6 +92,28 @@ def questions_of(
         if question := _last_question(stream.tokens[start:stop], stream.targets[start:stop], tokenizer, asked):
             found.append(question)
     return found
+
+
+def questions_in(
+    documents: Iterable[Document],
+    control_tokens: ReadAs,
+    tokenizer: PreTrainedTokenizerBase,
+    count: int,
+    seed: int = SEED,
+) -> list[Question]:
+    """The last questions of a sample of the chats among documents, in their order; of other texts none.
+
+    Args:
+        documents: not yet tokenised.
+        control_tokens: what becomes of those that somebody wrote.
+        tokenizer: of the models.
+        count: chats, at most.
+        seed: of the sample.
+    """
+    chats = [document for document in documents if isinstance(document, Conversation)]
+    order = np.random.default_rng(seed).permutation(len(chats))[:count]
+    sample = [chats[number] for number in sorted(order)]
+    return questions_of(encode(sample, tokenizer, control_tokens=control_tokens), tokenizer) if sample else []
 
 
 def beginning_in(blocks: Blocks) -> NDArray[np.int64]:

@@ -78,7 +78,8 @@ class Merger:
         self.updates = adapter.updates(base.name)
         self.source = finding.download(base.name)
         self.shards = {file.name: _tensors_of(file) for file in weight_files(self.source, base.name)}
-        self.quantised = _quantised_layers(base.name) if base.quantize_4bit else set()
+        # What a QLoRA run holds in 4 bits.
+        self.quantised = set(linear_layers(loading.outline(base.name))) if base.quantize_4bit else set()
         adapted = {layer: update.weight for layer, update in self.updates.items()}
         weights = {layer: f"{layer}.weight" for layer in self.quantised} | adapted
         self.weight_names = {self._stored(weight): layer for layer, weight in weights.items()}
@@ -253,11 +254,6 @@ def round_to_4_bits(weight: Tensor, dtype: torch.dtype) -> Tensor:
 def _tensors_of(file: Path) -> list[str]:
     with safe_open(file, "pt") as opened:
         return list(opened.keys())
-
-
-def _quantised_layers(base: str) -> set[str]:
-    """The layers that a QLoRA run holds in 4 bits."""
-    return set(linear_layers(loading.outline(base)))
 
 
 def _what_was_merged(record: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import BaseConfig
 from granite_scu.evaluation.bpt import texts
 from granite_scu.evaluation.bpt.passes import score_windows
-from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut
+from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut, tokenised
 from granite_scu.model import loading
 from granite_scu.model.adapter_files import run_of
 from granite_scu.model.adapters import Switch, load_adapted
@@ -245,7 +245,7 @@ def _beginning(found: texts.Texts, tokenizer: PreTrainedTokenizerBase, length: i
     if found.tail_of is None:
         sizes = np.cumsum([len(document.text) for document in found.documents])
         found = replace(found, documents=found.documents[: int(np.searchsorted(sizes, CHARACTERS)) + 1])
-    corpus = found.tokenised(tokenizer)
+    corpus = tokenised(found, tokenizer)
     corpus = replace(corpus, windows=cut(corpus.lengths, length, length))
     if not corpus.window_tokens.any():
         raise UserError(f"{found.name}: nothing of it is learned, so there is nothing to score")

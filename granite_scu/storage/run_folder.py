@@ -243,7 +243,8 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints, oldest first."""
-        return sorted(filter(_is_checkpoint, self.path.glob("checkpoint-*")), key=step_of)
+        found = [path for path in self.path.glob("checkpoint-*") if re.fullmatch("checkpoint-[0-9]+", path.name)]
+        return sorted(found, key=step_of)
 
 
 def _holder(lock: Path) -> str:
@@ -253,10 +254,6 @@ def _holder(lock: Path) -> str:
     except (OSError, ValueError):
         return ""
     return f" ({printable(process)} on {printable(machine)})"
-
-
-def _is_checkpoint(path: Path) -> bool:
-    return re.fullmatch("checkpoint-[0-9]+", path.name) is not None
 
 
 def read_json(path: Path, content: bytes | None = None, kind: type = dict) -> Any:

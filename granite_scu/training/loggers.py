@@ -171,10 +171,6 @@ def _open_wandb(place: Place) -> tuple[Logger, str]:
     return WandbLogger(experiment=run), run.id
 
 
-def _close_wandb(logger: WandbLogger, status: str) -> None:
-    logger.experiment.finish(exit_code=int(status != "success"))
-
-
 def _open_mlflow(place: Place) -> tuple[Logger, str]:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # it would say how it makes its tables
@@ -258,7 +254,7 @@ OPENERS: dict[str, Callable[[Place], tuple[Logger, str]]] = {
 }
 
 CLOSERS: dict[str, Callable[[Any, str], None]] = {
-    "wandb": _close_wandb,
+    "wandb": lambda logger, status: logger.experiment.finish(exit_code=int(status != "success")),
     "mlflow": MLFlowLogger.finalize,
     "trackio": TrackioLogger.finalize,
 }

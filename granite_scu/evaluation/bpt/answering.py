@@ -6,38 +6,16 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from granite_scu.config.progress import tracked
-from granite_scu.config.settings import SEED
-from granite_scu.data.sources.documents import Conversation
-from granite_scu.data.tokens.encoding import encode
 from granite_scu.evaluation import answers, elsewhere
 from granite_scu.evaluation.answer_score import RULE, wilson
-from granite_scu.evaluation.answers import Question
 from granite_scu.evaluation.bpt.texts import Texts
 from granite_scu.model.adapters import Switch
 
 log = logging.getLogger(__name__)
-
-
-def questions_in(text: Texts, tokenizer: PreTrainedTokenizerBase, count: int, seed: int = SEED) -> list[Question]:
-    """The last questions of a sample of a text's chats, in their order; of other texts none.
-
-    Args:
-        text: not yet tokenised.
-        tokenizer: of the models.
-        count: chats, at most.
-        seed: of the sample.
-    """
-    chats = [document for document in text.documents if isinstance(document, Conversation)]
-    order = np.random.default_rng(seed).permutation(len(chats))[:count]
-    sample = [chats[number] for number in sorted(order)]
-    return (
-        answers.questions_of(encode(sample, tokenizer, control_tokens=text.control_tokens), tokenizer) if sample else []
-    )
 
 
 class Asked:
@@ -53,7 +31,7 @@ class Asked:
         self.tokenizer, self.count = tokenizer, count
         self.answers: dict[str, list[str]] = {}
         self.tried: dict[str, elsewhere.Tried] = {}
-        self.questions = questions_in(text, tokenizer, count)
+        self.questions = answers.questions_in(text.documents, text.control_tokens, tokenizer, count)
 
     def ask(
         self,

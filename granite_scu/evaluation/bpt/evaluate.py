@@ -23,7 +23,7 @@ from granite_scu.evaluation.bpt.drifting import Drifts
 from granite_scu.evaluation.bpt.passes import score_windows
 from granite_scu.evaluation.bpt.subjects import BASE, Subject, shared_base
 from granite_scu.evaluation.bpt.tokenizers import load_tokenizer, with_template
-from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut
+from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut, tokenised
 from granite_scu.hardware import machine
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import base_digest, loading, saved_adapter
@@ -72,7 +72,7 @@ def evaluate(
     tokenizer = with_template(tokenizer, subjects, has_chats, *given)
     corpora, rows = [], loading.rows_of(loading.load_model_config(first.name))
     for text in asked:
-        corpus = text.tokenised(tokenizer, rows, first.name)
+        corpus = tokenised(text, tokenizer, rows, first.name)
         corpora.append(replace(corpus, windows=cut(corpus.lengths, length, stride), excluded=text.excluded))
     said, drifts = Asked(asked[0], tokenizer, options.samples), Drifts(subjects, tokenizer)
     here.claim(None)

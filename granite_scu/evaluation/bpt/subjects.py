@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import is_local
 from granite_scu.model import adapter_files
-from granite_scu.storage.run_folder import ADAPTER_CONFIG, DOCUMENTS, read_json
+from granite_scu.storage.run_folder import ADAPTER_CONFIG, read_json
 from granite_scu.storage.working_folder import found_from_here
 
 BASE = "base"
@@ -117,9 +117,3 @@ def _labels(named: Sequence[str]) -> list[str]:
 def _short(name: str) -> str:
     path = Path(name).expanduser()
     return adapter_files.short_name(path.resolve() if path.exists() else Path(name))
-
-
-def documents_of(run: Path) -> dict[str, Any] | None:
-    """The digests of a run's documents; None where it was made before they were recorded."""
-    path = run / DOCUMENTS
-    return read_json(path) if path.is_file() else None

@@ -5,21 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
+from typing import Any
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TEXTS, DataConfig, from_record, listed
-from granite_scu.data.blocks.packing import in_a_row, padding_of
-from granite_scu.data.datamodule import tail_held_out
 from granite_scu.data.sources.documents import Conversation, Document
 from granite_scu.data.sources.read import in_memory, is_path, load, named_by, sources_of
 from granite_scu.data.streaming import beginning
-from granite_scu.data.tokens.encoding import encode, require_known
 from granite_scu.data.tokens.special_tokens import ReadAs
-from granite_scu.evaluation.bpt.subjects import documents_of
-from granite_scu.evaluation.bpt.windows import ScoringCorpus, as_corpus
-from granite_scu.storage.run_folder import TRAINING_CONFIG, read_json
+from granite_scu.storage.run_folder import DOCUMENTS, TRAINING_CONFIG, read_json
 from granite_scu.storage.working_folder import as_seen_from_here
 
 _log = logging.getLogger(__name__)
@@ -49,18 +43,6 @@ class Texts:
     @property
     def has_chats(self) -> bool:
         return any(isinstance(document, Conversation) for document in self.documents)
-
-    def tokenised(self, tokenizer: PreTrainedTokenizerBase, rows: int | None = None, model: str = "") -> ScoringCorpus:
-        """The texts as tokens, of which a model has ``rows``. Raises UserError for others, or none to end a text."""
-        stream = encode(self.documents, tokenizer, control_tokens=self.control_tokens)
-        require_known(stream.tokens, tokenizer, rows, model)
-        if self.tail_of is None:
-            return as_corpus(self.name, self.documents, stream, tokenizer)
-        if self.has_chats:
-            raise UserError(f"{self.name}: there were too few conversations to hold some out; give --data-dir")
-        blocks = in_a_row(stream, stream.bounds, self.tail_of.block_size, padding_of(tokenizer))
-        first = tail_held_out(blocks, self.tail_of)["test"].numbers.start * blocks.block_size
-        return as_corpus(self.name, self.documents, stream, tokenizer, first)
 
 
 def named(path: str, column: str, record_format: str, runs: Sequence[Path], flag: str = "--data-dir") -> Texts:
@@ -158,3 +140,9 @@ def _seen_by(runs: Sequence[Path]) -> set[str]:
 
 def _changed(run: Path, text: str) -> UserError:
     return UserError(f"{run}: its text {text} has changed since, and what it held out is gone; give --data-dir")
+
+
+def documents_of(run: Path) -> dict[str, Any] | None:
+    """The digests of a run's documents; None where it was made before they were recorded."""
+    path = run / DOCUMENTS
+    return read_json(path) if path.is_file() else None

@@ -8,9 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from granite_scu.config.errors import UserError
+from granite_scu.data.blocks.packing import in_a_row, padding_of
+from granite_scu.data.datamodule import tail_held_out
 from granite_scu.data.sources.documents import Conversation, Document
-from granite_scu.data.tokens.encoding import beginning
+from granite_scu.data.tokens.encoding import beginning, encode, require_known
 from granite_scu.data.tokens.stream import Stream
+from granite_scu.evaluation.bpt.texts import Texts
 from granite_scu.evaluation.bpt.tokenizers import beginning_of
 
 
@@ -122,6 +126,21 @@ def as_corpus(
             n_bytes.append(size)
             targets.append(counts)
     return ScoringCorpus(name, names, sequences, np.array(n_bytes, np.int64), targets)
+
+
+def tokenised(
+    text: Texts, tokenizer: PreTrainedTokenizerBase, rows: int | None = None, model: str = ""
+) -> ScoringCorpus:
+    """Texts as tokens, of which a model has ``rows``. Raises UserError for others, or none to end a text."""
+    stream = encode(text.documents, tokenizer, control_tokens=text.control_tokens)
+    require_known(stream.tokens, tokenizer, rows, model)
+    if text.tail_of is None:
+        return as_corpus(text.name, text.documents, stream, tokenizer)
+    if text.has_chats:
+        raise UserError(f"{text.name}: there were too few conversations to hold some out; give --data-dir")
+    blocks = in_a_row(stream, stream.bounds, text.tail_of.block_size, padding_of(tokenizer))
+    first = tail_held_out(blocks, text.tail_of)["test"].numbers.start * blocks.block_size
+    return as_corpus(text.name, text.documents, stream, tokenizer, first)
 
 
 def cut(n_tokens: NDArray[np.int64], max_length: int, stride: int) -> list[ScoringWindow]:

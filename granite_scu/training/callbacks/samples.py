@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from granite_scu.data.blocks.openings import openings
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.evaluation import answering_time, answers, elsewhere
 from granite_scu.evaluation.bpt import texts
-from granite_scu.evaluation.bpt.answering import questions_in
 from granite_scu.evaluation.samples import SAMPLING, sample
 from granite_scu.model.adapters import Switch
 from granite_scu.model.modes import evaluation_mode
@@ -124,7 +123,7 @@ class Samples(L.Callback):
             self._continue(data, module)
             return
         shown = partial(tracked, phase="answering held-out questions", console=self.console)
-        model, switches = module.language_model, _switches(module)
+        model, switches = module.language_model, {"base": module.model.disable_adapter, "adapter": nullcontext}
         found = answers.ask(model, self.tokenizer, questions, switches, seconds=MOST_SECONDS, shown=shown)
         records = answers.scored(questions, found)
         how = {"asked": len(questions), "temperature": 0.0, "seed": data.seed, "seconds_at_most": MOST_SECONDS}
@@ -158,10 +157,6 @@ class Samples(L.Callback):
         self.folder.write_json(METRICS, self.final.summary)
 
 
-def _switches(module: GraniteModule) -> dict[str, Switch]:
-    return {"base": module.model.disable_adapter, "adapter": nullcontext}
-
-
 def held_out_questions(
     data: TextDataModule, tokenizer: PreTrainedTokenizerBase, count: int, folder: RunFolder
 ) -> list[answers.Question]:
@@ -169,7 +164,7 @@ def held_out_questions(
     if not data.chats:
         return []
     if data.config.loss_on == "all":  # no token of the stream says where an answer begins: the chats are read again
-        text = replace(texts.held_out(folder.path, []), control_tokens=data.config.control_tokens)
-        return questions_in(text, tokenizer, count, data.seed)
+        documents = texts.held_out(folder.path, []).documents
+        return answers.questions_in(documents, data.config.control_tokens, tokenizer, count, data.seed)
     documents = answers.beginning_in(data.test)
     return answers.questions_of(data.test.stream, tokenizer, documents, count, data.seed)
