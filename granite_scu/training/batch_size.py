@@ -3,11 +3,14 @@
 An optimizer step keeps its blocks; how many of them are on the device at once changes, and only the speed with it.
 """
 
+import gc
 import logging
 from dataclasses import replace
 from typing import Any
 
 import lightning as L
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.request import Request
@@ -15,10 +18,11 @@ from granite_scu.control.slopes import SlopeSensor
 from granite_scu.hardware import GIB
 from granite_scu.hardware.machine import Machine
 from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
+from granite_scu.storage.checkpoint import AdapterCheckpointIO
 from granite_scu.training import memory_budget
 from granite_scu.training.module import GraniteModule
-from granite_scu.training.prepared_run import PreparedRun
-from granite_scu.training.short_training import short_training
+from granite_scu.training.prepared_run import PreparedRun, build_module
+from granite_scu.training.trainer import TimeLimit, build_trainer, fit
 
 log = logging.getLogger(__name__)
 
@@ -107,10 +111,47 @@ def _try(run: PreparedRun) -> int | None:
     accumulated = min(2, run.request.trainer["accumulate_grad_batches"])  # gradients are there all the time
     try:
         ticks = [_Tick()] if run.controller.needs_slopes else []
-        short_training(run, STEPS, STEPS, ticks, limit_val_batches=1, accumulate_grad_batches=accumulated)
+        _short_training(run, STEPS, STEPS, ticks, limit_val_batches=1, accumulate_grad_batches=accumulated)
     except (RuntimeError, MemoryError) as error:
         if not memory_budget.ran_out(error):
             raise
         return None
     most = peak_memory(device)
     return 0 if most is None or before is None else most - before
+
+
+def _short_training(run: PreparedRun, steps: int, eval_steps: int, callbacks: list[L.Callback], **changed: Any) -> None:
+    """Train a fresh adapter over the first steps of the run, and let go of it. Leaves no file and no random state.
+
+    Model, data, order, seed and learning rates are the run's. Nothing is compiled: what is compiled takes no less
+    memory, and minutes.
+
+    Args:
+        run: the run.
+        steps: optimizer steps.
+        eval_steps: optimizer steps between validations.
+        callbacks: what finds something out.
+        changed: arguments of Lightning's Trainer that differ from the run's.
+    """
+    settings = run.request.trainer | {"callbacks": None, "logger": None} | changed
+    max_time = settings["max_time"]
+    with isolate_rng():
+        module = build_module(run, compile=False)
+        try:
+            module.configure_model()
+            trainer = build_trainer(
+                settings,
+                run.machine,
+                steps=steps,
+                eval_steps=eval_steps,
+                callbacks=[*([TimeLimit(max_time)] if max_time else []), *callbacks],
+                loggers=[],
+                plugin=AdapterCheckpointIO(module),
+            )
+            fit(trainer, module, run.data, None)
+        finally:
+            run.data.release_trainer()
+            module = trainer = None
+            gc.collect()
+            if run.machine.accelerator == "cuda":
+                torch.cuda.empty_cache()

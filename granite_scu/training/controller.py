@@ -1,4 +1,4 @@
-"""The controller that a configuration names, and the setpoint that it is to hold."""
+"""The controller of a run: refused early where no text and no length can change it, settled when both are known."""
 
 import logging
 import math
@@ -7,9 +7,10 @@ from typing import Any
 from granite_scu import control
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.config.settings import ControlConfig, RunConfig, check_refused, holding_drift
+from granite_scu.config.settings import ControlConfig, RunConfig, check_drift, check_refused, holding_drift
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 from granite_scu.storage.recording import read_recording
+from granite_scu.training.prepared_run import intervals_of
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +36,41 @@ def build_controller(config: ControlConfig, total_steps: int | None = None) -> c
         return law.in_a_run_of(total_steps // config.every) if short else law
     except (TypeError, ValueError) as error:
         raise UserError(f"--controller {config.controller}: {error}") from error
+
+
+def first_law(request: Request, controller: control.Controller | None) -> control.Controller:
+    """The law as the request alone has it; ``controller`` steers in place of the one that it describes.
+
+    Raises:
+        UserError: there is none such, or nothing would settle under it where the run is to stop at equilibrium.
+    """
+    law = controller or build_controller(request.control)
+    if request.run.stop_at_equilibrium:
+        check_equilibrium_stop(request.control)
+    return law
+
+
+def settle_law(request: Request, controller: control.Controller | None, steps: int) -> control.Controller:
+    """The law of a run of so many optimizer steps, which holds drift where a budget is given.
+
+    Args:
+        request: what is asked for.
+        controller: steers in place of the one that ``request.control`` describes.
+        steps: optimizer steps of the run.
+
+    Raises:
+        UserError: it could do nothing in such a run.
+    """
+    every = request.control.every
+    law = controller or build_controller(request.control, steps)
+    validation = intervals_of(request.run, steps).validation
+    check_length(law, request.control, request.run, request.data.stream, steps, validation)
+    if request.drift.max_drift:
+        check_drift(every, steps)
+        law = drift_law(request)
+    if law.needs_slopes:
+        check_slopes(every, steps)
+    return law
 
 
 def drift_law(request: Request) -> control.PI:

@@ -16,7 +16,7 @@ from granite_scu.training import batch_size, general_data, memory_budget
 from granite_scu.training.base import open_base, settle_machine
 from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.continuing import check_base, check_continued, check_resumable, run_to_its_end
-from granite_scu.training.controller import check_held_out
+from granite_scu.training.controller import check_held_out, first_law, settle_law
 from granite_scu.training.fitting import build_data, fit_to_text
 from granite_scu.training.groups.assembly import assemble
 from granite_scu.training.logger_checks import check_loggers
@@ -25,7 +25,6 @@ from granite_scu.training.output_folder import claimed, is_main, open_run_folder
 from granite_scu.training.preflight import announce
 from granite_scu.training.prepared_run import PreparedRun, build_module, length_of
 from granite_scu.training.resume import as_before, blamed, open_checkpoint
-from granite_scu.training.steering import first_law, settle_law
 from granite_scu.training.trainer import given_objects
 
 

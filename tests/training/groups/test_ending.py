@@ -1,6 +1,6 @@
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
-from granite_scu.training.callbacks.early_stopping import OwnPatience
+from granite_scu.training.groups.ending import OwnPatience
 
 
 def test_the_patience_that_is_given_beats_the_checkpoints():
