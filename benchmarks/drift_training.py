@@ -41,7 +41,6 @@ from granite_scu.model.adapters import names_in_file
 from granite_scu.model.drift import READ_AT_ONCE, GeneralPart, anchor_tokens
 from granite_scu.model.modes import evaluation_mode
 from granite_scu.storage.run_folder import read_json
-from granite_scu.training.drift import trained
 from granite_scu.training.recipe import prepare, train
 from research.laws.ziegler import Ziegler
 
@@ -221,7 +220,9 @@ class Measured(L.Callback):
         used = time.process_time() - self.began
         model, tokenizer = module.language_model, loading.load_tokenizer(module.base.name)
         documents = self.general.parts().held_out
-        held_out = GeneralPart(trained(module), general_text.batches(documents, READ_AT_ONCE, padding_of(tokenizer)))
+        held_out = GeneralPart(
+            module.as_trained(), general_text.batches(documents, READ_AT_ONCE, padding_of(tokenizer))
+        )
         with torch.no_grad(), trainer.precision_plugin.forward_context(), evaluation_mode(module.model):
             with module.model.disable_adapter():
                 base = elsewhere_of(module.base.name, model, tokenizer)

@@ -220,8 +220,8 @@ def _gated_callback(gate: Gate, case: Case, plain: bool) -> Any:
     import lightning as L
 
     from granite_scu.config.settings import IGNORED
+    from granite_scu.model.plant import LOSS_UNIT
     from granite_scu.training.callbacks.shannon_control import ShannonControl
-    from granite_scu.training.module import LOSS_UNIT
 
     losses = Losses()
 

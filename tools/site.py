@@ -23,7 +23,7 @@ RUN_FOLDER = """# Run folder
 [Read the report](../guides/report.md#files-of-a-run) lists the files. `scu_history.json` is a list with a record for
 each tick; these functions make it:
 
-::: granite_scu.control.record
+::: granite_scu.control.loop
 
 ::: granite_scu.control.laws.base
 """

@@ -3,13 +3,11 @@
 ``GraniteModule`` under Lightning and ``TrainerPlant`` under transformers are its plants.
 """
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from granite_scu.control.laws.base import AdapterBenefit, Controller, Measurement, Output, restored
-from granite_scu.control.record import as_drift_record, as_record
 from granite_scu.control.slopes import HeldOutPlant, SlopeSensor
 
 SKIPPED_IN_A_ROW = 50
@@ -26,8 +24,10 @@ class Window:
         applied: optimizer steps that changed the weights.
         skipped: optimizer steps left out because a loss or gradient was not finite.
         travel: sum of the learning rates of the applied steps.
+        s: ParamBPT / (DataBPT + ParamBPT).
         data_bpt: cross-entropy in bits per token; NaN when no step was applied.
-        layer_bpt: bits per token that describe each adapted matrix now.
+        param_bpt: bits per token that describe the adapter now.
+        layer_bpt: the same of each adapted matrix.
         grad_norm: of the last step, data and penalty together, before clipping.
         data_grad_norm: of the cross-entropy alone.
         penalty_grad_norm: of what lambda multiplies alone: ParamNPT, or drift.
@@ -40,17 +40,14 @@ class Window:
     applied: int
     skipped: int
     travel: float
+    s: float
     data_bpt: float
+    param_bpt: float
     layer_bpt: tuple[float, ...]
     grad_norm: float
     data_grad_norm: float
     penalty_grad_norm: float
     slope: float | None = None
-
-    @property
-    def param_bpt(self) -> float:
-        """Bits per token that describe the adapter now."""
-        return math.fsum(self.layer_bpt)
 
 
 class Plant(HeldOutPlant, Protocol):
@@ -148,9 +145,8 @@ class ControlLoop:
         return window
 
     def _measure(self, plant: Plant, window: Window) -> Measurement:
-        total = window.data_bpt + window.param_bpt
         return Measurement(
-            s=window.param_bpt / total if total else 0.0,
+            s=window.s,
             data_bpt=window.data_bpt,
             param_bpt=window.param_bpt,
             layers=window.layer_bpt,
@@ -212,3 +208,59 @@ class ControlLoop:
         self.rate = state["learning_rate"]
         if self.slopes and state.get("slopes"):
             self.slopes.restore(state["slopes"])
+
+
+def as_record(measured: Measurement, output: Output, setpoint: float | None) -> dict[str, Any]:
+    """What a tick has seen and decided, by the names that ``scu_history.json`` has.
+
+    Args:
+        measured: what it has seen.
+        output: what it has decided.
+        setpoint: the controller's own S*, for outputs without one.
+    """
+    return {
+        "data_bpt": measured.data_bpt,
+        "param_bpt": measured.param_bpt,
+        "s": measured.s,
+        "s_ema": output.smoothed,
+        "s_target": setpoint if output.setpoint is None else output.setpoint,
+        "error": output.error,
+        "lambda": output.reg_strength,
+        "p_term": output.p_term,
+        "i_term": output.i_term,
+        "saturated": output.saturated,
+        "held": output.held,
+        "in_deadband": output.in_deadband,
+        "kl_bpt": measured.kl,
+        **{f"saved_{name}": measured.saved and getattr(measured.saved, name) for name in AdapterBenefit._fields},
+        **_slopes(measured, output),
+    }
+
+
+def as_drift_record(measured: Measurement, seen: Measurement, output: Output, setpoint: float) -> dict[str, Any]:
+    """The same where the law holds drift: S is measured, and held at nothing.
+
+    Args:
+        measured: of S.
+        seen: what the law has seen of drift, which is to the base's bits as ParamBPT is to DataBPT.
+        output: what it has decided.
+        setpoint: the budget p, as the law has it: p / (1 + p).
+    """
+    return {
+        **as_record(measured, replace(output, smoothed=None), None),
+        "drift_bpt": seen.param_bpt,
+        "drift": seen.param_bpt / seen.data_bpt if seen.data_bpt > 0 else None,
+        "drift_target": setpoint / (1 - setpoint),
+    }
+
+
+def _slopes(measured: Measurement, output: Output) -> dict[str, float | None]:
+    """What a tick read of held-out and training text, and what is made of it; nothing where it read none."""
+    if measured.slopes is None:
+        return {}
+    return {
+        **{f"savings_{name}": value for name, value in measured.slopes._asdict().items()},
+        "best_scale": output.best_scale,
+        "best_scale_error": output.best_scale_error,
+        "best_scale_training": output.best_scale_training,
+    }

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from granite_scu.config.errors import UserError
+from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.outside import parse_json, read_file
 from granite_scu.config.settings import IGNORED, DataConfig
 from granite_scu.data.sources import read as sources
@@ -23,6 +23,7 @@ from granite_scu.data.tokens import corpus, templates
 from granite_scu.data.tokens.encoding import backend_of
 from granite_scu.data.tokens.stream import Stream
 from granite_scu.evaluation.answers import grouped
+from granite_scu.model.drift import READ_AT_ONCE, DriftBatches
 from granite_scu.storage.atomic import replacing
 
 AUTO = "auto"
@@ -99,6 +100,13 @@ class GeneralText:
         anchor = tuple(document for number, document in enumerate(every) if number % 4 < 2)
         return Parts(anchor, every[2::4], every[3::4])
 
+    def batches(self, anchor: int, steering: int, padding: int) -> DriftBatches:
+        """The parts in batches of so many positions; ``padding`` is a token id."""
+        parts, read = self.parts(), batches(self.parts().held_out, READ_AT_ONCE, padding)
+        return DriftBatches(
+            anchor_batches(parts.anchor, anchor, padding), batches(parts.steering, steering, padding), read
+        )
+
     def check(self) -> "GeneralText":
         """The text, where each of its parts fills a batch. Raises UserError."""
         parts = self.parts()
@@ -156,6 +164,31 @@ def read(path: Path, tokenizer: PreTrainedTokenizerBase, rows: int | None = None
     if rows is not None and largest >= rows:
         raise UserError(f"{path}: has a token of the number {largest}, and the model has {rows:,}; copy it again")
     return GeneralText(documents, source)
+
+
+def of_first_process(
+    first: bool, find: Callable[[], GeneralText], broadcast: Callable[[Any], GeneralText | UserError | None]
+) -> GeneralText:
+    """General text, the same in each process.
+
+    Args:
+        first: whether this process is the one that finds it.
+        find: does.
+        broadcast: what the first process has, to all.
+
+    Raises:
+        UserError: there is none to be had; in every process.
+    """
+    found: GeneralText | UserError | None = None
+    if first:
+        try:
+            found = find()
+        except UserError as error:  # the other processes wait to be told
+            found = error
+    found = broadcast(found)
+    if not isinstance(found, GeneralText):
+        raise found or RunFailed("the first process has no general text")
+    return found
 
 
 def is_ours(path: str) -> bool:

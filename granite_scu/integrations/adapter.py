@@ -1,10 +1,8 @@
 """The one LoRA adapter of any PEFT model, or a line that says why S cannot be measured of it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -49,11 +47,6 @@ class Adapter:
         return [factor for update in self._layers.values() for factor in (update.a, update.b)]
 
     @property
-    def trained(self) -> list[Tensor]:
-        """Those that get a gradient: all, but for methods that freeze every A."""
-        return [factor for factor in self.factors if factor.requires_grad]
-
-    @property
     def factor_names(self) -> list[str]:
         """A name for each of the factors."""
         return [f"{layer}.{factor}" for layer in self._layers for factor in ("A", "B")]
@@ -65,23 +58,6 @@ class Adapter:
             replace(u, a=u.a.float(), b=u.b.float(), origin=origin and (origin[0].float(), origin[1].float()))
             for u, origin in zip(self._layers.values(), origins, strict=True)
         ]
-
-    @contextmanager
-    def at_start(self) -> Iterator[None]:
-        """The adapter as training found it, for as long as the context lasts."""
-        kept = [factor.detach().clone() for factor in self.factors]
-        zero = [torch.zeros_like(factor) for factor in self.factors]
-        self._put(zero if self.origin is None else self.origin)
-        try:
-            yield
-        finally:
-            self._put(kept)
-
-    @torch.no_grad()
-    def _put(self, values: Sequence[Tensor]) -> None:
-        for factor, value in zip(self.factors, values, strict=True):
-            factor.copy_(value)
-        torch.clear_autocast_cache()
 
 
 def _pairs(values: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:

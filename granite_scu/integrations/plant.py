@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.state import AcceleratorState
-from accelerate.utils import gather
+from accelerate.utils import gather, reduce
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
@@ -87,8 +87,9 @@ class TrainerPlant(AdapterPlant):
         acting = config.measure, config.actuator, held_out is not None
         super().__init__(prior_sigma, n_tokens, total_steps, gradient_clip, *acting, args.device)
         self.model, self.adapter, self.meter = model, adapter, LossMeter(model, args.device)
-        self._scaler, self._held_out = getattr(optimizer, "scaler", None), held_out
-        self._micro_batches, self._device = args.gradient_accumulation_steps, args.device
+        self.scaler, self._held_out = getattr(optimizer, "scaler", None), held_out
+        self.accumulated, self._device = args.gradient_accumulation_steps, args.device
+        self.process = args.process_index, args.world_size
 
     @property
     def factors(self) -> Sequence[Tensor]:
@@ -101,15 +102,14 @@ class TrainerPlant(AdapterPlant):
     def reduced(self, sums: Tensor) -> Tensor:
         return gather(sums[None]).sum(0)
 
+    def summed(self, tensor: Tensor) -> Tensor:
+        return reduce(tensor, reduction="sum")
+
     def cost(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         return nats_and_tokens(batch, self.model(**batch, **_no_cache(batch)))
 
     def loss_unit(self, tokens: Tensor) -> Tensor:
-        return tokens.clamp(min=1) / self.loss_scale()
-
-    def loss_scale(self) -> float:
-        """What training multiplies the mean loss of a micro-batch by: a GradScaler's, or 1, over those of a step."""
-        return (self._scaler.get_scale() if self._scaler else 1.0) / self._micro_batches
+        return tokens.clamp(min=1) / ((self.scaler.get_scale() if self.scaler else 1.0) / self.accumulated)
 
     @contextmanager
     def precision(self) -> Iterator[None]:
@@ -118,7 +118,7 @@ class TrainerPlant(AdapterPlant):
             yield
 
     def as_it_began(self) -> AbstractContextManager[None]:
-        return self.adapter.at_start()
+        return self.at(self.adapter.origin or [torch.zeros_like(factor) for factor in self.factors])
 
     def prepare_gradient(self, rate: float, step: int) -> None:
         """Before each optimizer step; the trainer has averaged over the supervised tokens of it on all processes, and
@@ -135,7 +135,7 @@ class TrainerPlant(AdapterPlant):
         It says nothing of a fused optimizer, which is called all the same and leaves the step out by itself.
         """
         finite = torch.full((), not skipped, device=self._device)
-        self.count_step(finite & self._norms[1].isfinite() if self._scaler else finite)
+        self.count_step(finite & self._norms[1].isfinite() if self.scaler else finite)
         self.act_on_update()
 
     @property

@@ -35,10 +35,10 @@ from granite_scu.control.units import per_cent
 from granite_scu.data.blocks.packing import padding_of
 from granite_scu.evaluation import general_text
 from granite_scu.integrations.adapter import Adapter
-from granite_scu.integrations.drift import HeldDrift, obtain, tokens_per_step, trained_by
+from granite_scu.integrations.drift import obtain, tokens_per_step
 from granite_scu.integrations.loss_meter import counted
 from granite_scu.integrations.plant import HeldOut, TrainerPlant
-from granite_scu.model.drift import MARGIN, Trained
+from granite_scu.model.drift import MARGIN, HeldDrift, anchor_tokens, steering_tokens
 from granite_scu.storage import manifest
 from granite_scu.storage.atomic import adding_to
 from granite_scu.storage.run_folder import GENERAL
@@ -192,8 +192,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
         )  # fmt: skip
         self._held = None
         if self._drift.max_drift is not None:
-            trained = trained_by(args, model, adapter, plant.meter, kwargs["optimizer"])
-            self._held = self._held_drift(trained, kwargs["processing_class"], train_dataloader, args, state)
+            self._held = self._held_drift(plant, kwargs["processing_class"], train_dataloader, args, state)
             plant.drift_gradient = self._held.gradient
         self._loop = ControlLoop(law, self._config.every, self._held and self._held.measurement)
         if saved:
@@ -259,7 +258,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
         """Put the share of drift on what the loop never sees into the trainer's log; None where none is held."""
         if self._held is None:
             return None
-        share = self._held.held_out().share
+        share = self._held.held_out.read().share
         state.log_history.append({"scu/drift_held_out": share, "step": state.global_step})
         return share
 
@@ -276,7 +275,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
             "origin": self._origin,
             "general": self._general,
             "tokens_per_step": self._tokens_per_step,
-            "loop": self._loop.state() | plant.counted() | {"drift": self._held and self._held.state()},
+            "loop": self._loop.state() | plant.counted() | {"drift": self._held and self._held.turns.state_dict()},
         }
 
     def _frozen(self, n_tokens: int) -> dict[str, Any]:
@@ -333,7 +332,12 @@ class ShannonCallback(TrainerCallback, ExportableState):
         adapter.start_from(load_file(folder / ORIGIN))
 
     def _held_drift(
-        self, trained: Trained, processing_class: Any, loader: DataLoader, args: TrainingArguments, state: TrainerState
+        self,
+        plant: TrainerPlant,
+        processing_class: Any,
+        loader: DataLoader,
+        args: TrainingArguments,
+        state: TrainerState,
     ) -> HeldDrift:
         """Drift on general text: of a new run, or the one that the checkpoint's run has had."""
         tokenizer = getattr(processing_class, "tokenizer", processing_class)
@@ -352,15 +356,16 @@ class ShannonCallback(TrainerCallback, ExportableState):
                 text = general_text.read(path, tokenizer)
             else:
                 # What another adapter makes the model write is not kept under the name of the base.
-                base = "" if self._origin else getattr(trained.language_model, "name_or_path", "")
-                text = obtain(self._drift, trained, tokenizer, args.seed, base, state.is_world_process_zero)
+                base = "" if self._origin else getattr(plant.language_model, "name_or_path", "")
+                text = obtain(self._drift, plant, tokenizer, args.seed, base, state.is_world_process_zero)
                 if state.is_world_process_zero:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     text.write(path, tokenizer)
                     self._general = manifest.sha256(path)
             budget, turns = float(self._drift.max_drift or 0), saved.get("loop", {}).get("drift")
-            sizes = self._tokens_per_step, self._config.every
-            return HeldDrift(trained, text, padding_of(tokenizer), *sizes, budget, turns)
+            step = self._tokens_per_step
+            sizes = anchor_tokens(step), steering_tokens(step * self._config.every)
+            return HeldDrift(plant.as_trained(), text.batches(*sizes, padding_of(tokenizer)), budget, turns)
 
     # The rest
 

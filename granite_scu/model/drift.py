@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED
 from granite_scu.control import Measurement
-from granite_scu.control.laws.base import Output
 from granite_scu.control.units import per_cent
 from granite_scu.model import kl_divergence
 from granite_scu.model.description_length import bits, information_ratio
@@ -261,6 +260,50 @@ class GeneralPart:
         return [part.view_as(factor) for part, factor in zip(parts, factors, strict=True)]
 
 
+class DriftBatches(NamedTuple):
+    """General text in batches, by its use; of ``input_ids`` and shifted ``labels``, the same on each rank.
+
+    Attributes:
+        anchor: whose gradient keeps the model where it is.
+        steering: on which the loop measures.
+        held_out: that neither of them sees, for the figures that are told.
+    """
+
+    anchor: list[dict[str, Tensor]]
+    steering: list[dict[str, Tensor]]
+    held_out: list[dict[str, Tensor]]
+
+
+class HeldDrift:
+    """Drift of a model that trains: what anchors it, what the loop reads, and what it never sees.
+
+    What the model as training began makes of the text is in no checkpoint: it is computed again.
+
+    Args:
+        trained: the model.
+        texts: general text.
+        budget: the largest share of drift.
+        turns: of ``turns`` before a checkpoint; None where training begins.
+
+    Raises:
+        UserError: training begins, and two readings of the model differ by more than the budget.
+    """
+
+    def __init__(self, trained: Trained, texts: DriftBatches, budget: float, turns: dict[str, list] | None) -> None:
+        self.held_out = GeneralPart(trained, texts.held_out)
+        self.steering = GeneralPart(trained, texts.steering)
+        self.turns = Turns()
+        if turns is None:
+            check_noise(self.steering, budget)
+        else:
+            self.turns.load_state_dict(turns)
+        self.gradient = GeneralPart(trained, texts.anchor).gradient
+
+    def measurement(self, of_s: Measurement) -> Measurement:
+        """What the law sees in the place of a tick's measurement of S."""
+        return self.steering.follow(self.turns).measurement(of_s)
+
+
 def check_noise(part: GeneralPart, budget: float) -> None:
     """Refuse a budget that is below what two readings of the same model differ by. For a model that has not moved yet.
 
@@ -280,17 +323,6 @@ def check_noise(part: GeneralPart, budget: float) -> None:
                         "4-bit weights")  # fmt: skip
     if noise > NOISY * budget:
         _log.warning("%s, which is noise in what is held; fp32 without 4-bit weights has less", words)
-
-
-def anchoring(output: Output, initial_strength: float) -> float:
-    """The lambda that acts: 0 where it rests at its lower bound, for there it moves nothing, and an anchor costs time.
-
-    Args:
-        output: of a law that holds drift.
-        initial_strength: the law's.
-    """
-    rests = output.saturated and output.reg_strength < initial_strength
-    return 0.0 if rests else output.reg_strength
 
 
 def steering_tokens(tokens_per_tick: int) -> int:

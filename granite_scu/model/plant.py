@@ -5,8 +5,8 @@ Sums are kept on the device and divided once, where they are read: nothing here 
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 import torch
@@ -20,11 +20,18 @@ from granite_scu.model.description_length import (
     along_scale,
     bits,
     decay,
+    information_ratio,
     layer_npt,
     scale_onto,
     weighted_penalty,
 )
+from granite_scu.model.drift import Trained
 from granite_scu.model.modes import evaluation_mode, without_dropout
+
+LOSS_UNIT = 4096
+"""Tokens that a summed loss is divided by before its gradient is taken, and multiplied by after it.
+
+A constant power of two: exact, and it keeps fp16's scaled gradients near those of a mean."""
 
 SUMS = {"_since_read": 5, "_skipped_in_a_row": 1, "_norms": 3, "_slope": 1}
 """(nats, tokens, applied, skipped, travel) since the last reading; norms of the gradient, the data's, the penalty's."""
@@ -77,8 +84,17 @@ class AdapterPlant(nn.Module):
 
     # What differs between trainers
 
-    model: nn.Module | None
+    model: nn.Module
     """With its adapted layers."""
+
+    process: tuple[int, int]
+    """The number of this process, and how many there are."""
+
+    scaler: torch.amp.GradScaler | None
+    """Of the loss, in fp16."""
+
+    accumulated: int
+    """Micro-batches of an optimizer step."""
 
     @property
     @abstractmethod
@@ -93,6 +109,10 @@ class AdapterPlant(nn.Module):
     @abstractmethod
     def reduced(self, sums: Tensor) -> Tensor:
         """Sums over all processes; the same bits on each."""
+
+    @abstractmethod
+    def summed(self, tensor: Tensor) -> Tensor:
+        """The same of a large one."""
 
     @abstractmethod
     def cost(self, batch: Any) -> tuple[Tensor, Tensor]:
@@ -110,6 +130,43 @@ class AdapterPlant(nn.Module):
     @abstractmethod
     def as_it_began(self) -> AbstractContextManager[None]:
         """A context in which the model is what it was as training began."""
+
+    @contextmanager
+    def at(self, values: Sequence[Tensor]) -> Iterator[None]:
+        """The factors have these values for as long as the context lasts."""
+        kept = [factor.detach().clone() for factor in self.factors]
+        self.put(values)
+        try:
+            yield
+        finally:
+            self.put(kept)
+
+    @torch.no_grad()
+    def put(self, values: Sequence[Tensor]) -> None:
+        """Give the factors these values."""
+        torch._foreach_copy_(self.factors, values)
+        torch.clear_autocast_cache()  # inside autocast, forward passes would use copies of the factors before
+
+    @property
+    def language_model(self) -> nn.Module:
+        """The transformers model, its adapted layers in place."""
+        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The factors that get a gradient: all, but for methods that freeze every A."""
+        return [factor for factor in self.factors if factor.requires_grad]
+
+    def as_trained(self) -> Trained:
+        """What general text is read with, and drift is anchored by; its model in place, at any step of the run."""
+        contexts = self.as_it_began, self.precision
+        return Trained(self.language_model, self.trained, *contexts, self.summed, self.process, self._unit)
+
+    def _unit(self) -> Tensor:
+        """As in training: fp16's gradients vanish without the scale, and overflow at one that accumulation has let
+        grow."""
+        unit = torch.full((), 1 / (LOSS_UNIT * self.accumulated), device=self._finite.device)
+        return self.scaler.scale(unit) if self.scaler else unit
 
     # Lambda
 
@@ -129,7 +186,7 @@ class AdapterPlant(nn.Module):
         Returns:
             (3,) norms: of the sum before it was clipped, of the data's gradient, of the penalty's.
         """
-        trained = [factor for factor in self.factors if factor.requires_grad]
+        trained = self.trained
         gradients = [factor.grad for factor in trained]
         slope = self._slope_of_data() * tokens if self.measures_slopes else torch.zeros_like(tokens)
         data_norm = torch.nn.utils.get_total_norm(gradients)
@@ -217,14 +274,18 @@ class AdapterPlant(nn.Module):
         self._since_read.zero_()
         self._slope.zero_()
         norm, data_norm, penalty_norm = self._norms.tolist()
+        layers = self.layer_bpt()
+        data_bpt, param_bpt = bits(nats / tokens) if tokens else math.nan, math.fsum(layers)
         return Window(
             nats=nats,
             tokens=int(tokens),
             applied=int(applied),
             skipped=int(skipped),
             travel=travel,
-            data_bpt=bits(nats / tokens) if tokens else math.nan,
-            layer_bpt=self.layer_bpt(),
+            s=information_ratio(data_bpt, param_bpt),
+            data_bpt=data_bpt,
+            param_bpt=param_bpt,
+            layer_bpt=layers,
             grad_norm=norm,
             data_grad_norm=data_norm,
             penalty_grad_norm=penalty_norm,

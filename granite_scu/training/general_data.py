@@ -3,7 +3,7 @@
 import lightning as L
 from transformers import PreTrainedTokenizerBase
 
-from granite_scu.config.errors import RunFailed, UserError
+from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.evaluation import answers, general_text, general_writing
@@ -11,7 +11,6 @@ from granite_scu.evaluation.general_text import GeneralText
 from granite_scu.model import base_digest
 from granite_scu.model.modes import evaluation_mode
 from granite_scu.storage.run_folder import GENERAL
-from granite_scu.training.drift import as_it_began
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.resume import Resume
@@ -60,18 +59,14 @@ def obtain(run: PreparedRun, trainer: L.Trainer, module: GraniteModule) -> Gener
     Raises:
         UserError: there is none to be had.
     """
-    found: GeneralText | UserError | None = None
-    if trainer.is_global_zero:
-        try:
-            with as_it_began(module), trainer.precision_plugin.forward_context(), evaluation_mode(module.model):
-                found = _find(run, module)
-            found.write(run.folder.path / GENERAL, run.tokenizer)
-        except UserError as error:  # the other processes wait to be told
-            found = error
-    found = trainer.strategy.broadcast(found)
-    if not isinstance(found, GeneralText):
-        raise found or RunFailed("the first process has no general text")
-    return found
+
+    def find() -> GeneralText:
+        with module.as_it_began(), module.precision(), evaluation_mode(module.model):
+            found = _find(run, module)
+        found.write(run.folder.path / GENERAL, run.tokenizer)
+        return found
+
+    return general_text.of_first_process(trainer.is_global_zero, find, trainer.strategy.broadcast)
 
 
 def _find(run: PreparedRun, module: GraniteModule) -> GeneralText:

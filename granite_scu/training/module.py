@@ -1,8 +1,8 @@
 """The LightningModule: it trains an adapter under CE + reg_strength * ParamNPT and knows no controller."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,13 +20,8 @@ from granite_scu.model.description_length import LowRankUpdate, Measure, bits
 from granite_scu.model.initial_adapter import SHA256, InitialAdapter
 from granite_scu.model.mamba2 import mamba
 from granite_scu.model.modes import evaluation_mode, not_compiled
-from granite_scu.model.plant import AdapterPlant
+from granite_scu.model.plant import LOSS_UNIT, AdapterPlant
 from granite_scu.training.learning_rate import schedule
-
-LOSS_UNIT = 4096
-"""Tokens that a micro-batch's summed loss is divided by before the backward pass and multiplied by after it.
-
-A constant power of two: exact, and it keeps fp16's scaled gradients near those of a mean."""
 
 
 class GraniteModule(AdapterPlant, L.LightningModule):
@@ -116,35 +111,18 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         pairs = zip(self.origins[::2], self.origins[1::2], strict=True)
         self.updates = {name: replace(u, origin=o) for (name, u), o in zip(self.updates.items(), pairs, strict=True)}
 
-    @contextmanager
-    def at_start(self) -> Iterator[None]:
+    def at_start(self) -> AbstractContextManager[None]:
         """The adapter as training found it, for as long as the context lasts. Only of runs that start from one."""
-        kept = [p.detach().clone() for p in self.factors]
-        self._put(list(self.origins))
-        try:
-            yield
-        finally:
-            self._put(kept)
+        return self.at(list(self.origins))
 
     def load_adapter(self, weights: Mapping[str, Tensor]) -> None:
         """Give the factors the values of an adapter's file, by the names that it has them by."""
-        self._put([weights[name] for name in adapters.names_in_file(self.model)])
-
-    @torch.no_grad()
-    def _put(self, values: list[Tensor]) -> None:
-        """Give the factors these values."""
-        torch._foreach_copy_(self.factors, values)
-        torch.clear_autocast_cache()  # inside autocast, forward passes would use copies of the factors before
+        self.put([weights[name] for name in adapters.names_in_file(self.model)])
 
     @property
     def factors(self) -> list[torch.nn.Parameter]:
         """A and B of every adapted matrix, in the order of the layers: what is trained."""
         return [factor for update in self.updates.values() for factor in (update.a, update.b)]
-
-    @property
-    def language_model(self) -> torch.nn.Module:
-        """The transformers model, its adapted layers in place."""
-        return self.model.get_base_model()
 
     def forward(self, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> Tensor:
         """Summed cross-entropy of a batch in nats. (batch, time) tokens, shifted labels, numbers of documents."""
@@ -213,7 +191,7 @@ class GraniteModule(AdapterPlant, L.LightningModule):
 
     def _backward_scale(self) -> float:
         """What the micro-batches' summed gradients were divided by on the way here."""
-        return LOSS_UNIT * self.trainer.accumulate_grad_batches * self.trainer.world_size
+        return LOSS_UNIT * self.accumulated * self.trainer.world_size
 
     def reduced(self, sums: Tensor) -> Tensor:
         """Sums over all ranks; the same bits on each."""
@@ -236,12 +214,26 @@ class GraniteModule(AdapterPlant, L.LightningModule):
     def layer_updates(self) -> list[LowRankUpdate]:
         return list(self.updates.values())
 
+    @property
+    def process(self) -> tuple[int, int]:
+        return self.global_rank, self.trainer.world_size
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        return getattr(self.trainer.precision_plugin, "scaler", None)
+
+    @property
+    def accumulated(self) -> int:
+        return self.trainer.accumulate_grad_batches
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        return self.trainer.strategy.reduce(tensor, reduce_op="sum")
+
     def cost(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         return self(**batch), _supervised(batch)
 
     def loss_unit(self, tokens: Tensor) -> float:
-        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        return LOSS_UNIT * self.trainer.accumulate_grad_batches / (scaler.get_scale() if scaler else 1.0)
+        return LOSS_UNIT * self.accumulated / (self.scaler.get_scale() if self.scaler else 1.0)
 
     def precision(self) -> AbstractContextManager[None]:
         return self.trainer.precision_plugin.forward_context()

@@ -15,7 +15,6 @@ from granite_scu.model.drift import GeneralPart, Turns
 from granite_scu.model.initial_adapter import open_start
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.checkpoint import save_adapter
-from granite_scu.training.drift import as_it_began, trained
 from granite_scu.training.module import GraniteModule
 
 LAMBDA = 3.0
@@ -30,7 +29,7 @@ class Anchored(L.Callback):
         self.drifts, self.modes = [], []
 
     def on_train_start(self, trainer, module):
-        self.part = GeneralPart(trained(module), self.general)
+        self.part = GeneralPart(module.as_trained(), self.general)
         module.drift_gradient, module.reg_strength = self.part.gradient, self.strength
         self.at_first = self.part.read().bpt
         optimizer = trainer.optimizers[0]
@@ -64,7 +63,7 @@ def literal(module, batches: list[dict]) -> Tensor:
     for batch in batches:
         counted = batch["labels"] != -100
         now = module.language_model(input_ids=batch["input_ids"], use_cache=False).logits[counted].double().softmax(-1)
-        with as_it_began(module):
+        with module.as_it_began():
             base = module.language_model(input_ids=batch["input_ids"], use_cache=False).logits[counted].double()
         p = base.softmax(-1)
         nats, tokens = nats + (p * (p / now).log()).sum(), tokens + int(counted.sum())
@@ -122,7 +121,7 @@ def test_the_optimizer_is_given_the_gradient_of_loss_and_drift(
     # Experts' products have no float64; and a longer way would send tokens to other experts, at a jump.
     bits, h = ({}, 1e-3) if case == "experts" else ({"precision": "64-true"}, 0.03)
     fit(module, window, callbacks=[anchored], accumulate_grad_batches=2, **bits)
-    module._put(weights)
+    module.put(weights)
     generator, found, expected = torch.Generator().manual_seed(2), [], []
     for _ in range(4):
         direction = [torch.randn(w.shape, generator=generator).to(w) for w in weights]
@@ -200,7 +199,7 @@ class Counted(L.Callback):
         self.general = general
 
     def on_train_start(self, trainer, module):
-        self.part = GeneralPart(trained(module), self.general)
+        self.part = GeneralPart(module.as_trained(), self.general)
         module.drift_gradient = self.part.gradient
 
     def on_before_optimizer_step(self, trainer, module, optimizer):
@@ -239,7 +238,7 @@ def test_in_half_precision_the_gradient_is_that_of_fp32_but_for_rounding(make_mo
         class Take(L.Callback):
             def on_train_start(self, trainer, module):
                 give_size(module)
-                given.append(torch.cat([g.flatten() for g in GeneralPart(trained(module), general).gradient(0)]))
+                given.append(torch.cat([g.flatten() for g in GeneralPart(module.as_trained(), general).gradient(0)]))
 
         fit(module, make_batches(1), callbacks=[Take()], plugins=[plugins[name]] if name in plugins else [])
     exact, rounded = given
@@ -268,7 +267,7 @@ def test_its_norm_is_told_apart_from_the_losss(make_module, fit, make_batches):
     weights = [factor.detach().clone() for factor in module.factors]
     fit(module, make_batches(1), callbacks=[anchored])
     window = module.read_window()
-    module._put(weights)
+    module.put(weights)
     expected = LAMBDA * torch.nn.utils.get_total_norm(anchored.part.gradient(0))
     assert window.penalty_grad_norm == pytest.approx(float(expected), rel=rounding(OF_SMALL))
     assert window.data_grad_norm < window.grad_norm + window.penalty_grad_norm

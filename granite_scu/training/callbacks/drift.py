@@ -8,10 +8,9 @@ import lightning as L
 
 from granite_scu.control import Measurement
 from granite_scu.control.units import per_cent
-from granite_scu.evaluation.general_text import GeneralText, anchor_batches, batches
-from granite_scu.model.drift import MARGIN, READ_AT_ONCE, Drift, GeneralPart, Turns, check_noise
+from granite_scu.evaluation.general_text import GeneralText
+from granite_scu.model.drift import MARGIN, Drift, HeldDrift
 from granite_scu.training.callbacks.shannon_control import ControlTick
-from granite_scu.training.drift import trained
 from granite_scu.training.module import GraniteModule
 
 log = logging.getLogger(__name__)
@@ -22,8 +21,6 @@ IN_A_ROW = 3
 
 class DriftMeter(L.Callback):
     """Measures drift at ticks, at validations and at the end, each on text that the step before it did not anchor to.
-
-    What the model as training began makes of the text is in no checkpoint: it is computed again.
 
     Args:
         text: has the general text; called once, on every rank, with the model in place.
@@ -45,27 +42,23 @@ class DriftMeter(L.Callback):
         self.text, self.budget, self.padding = text, budget, padding
         self.low, self.high = bounds
         self.anchor_tokens, self.steering_tokens = anchor_tokens, steering_tokens
-        self.turns = Turns()
         self.source = ""
-        self.steering: GeneralPart | None = None
-        self.held_out: GeneralPart | None = None
+        self.held: HeldDrift | None = None
+        self._turns: dict[str, list] | None = None  # before a checkpoint
         self.stuck = 0  # ticks in a row that lambda has been at its upper bound and drift above the budget
         self._found: dict[int, Drift] = {}
 
     def on_train_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
         general = self.text(trainer, module)
-        parts, self.source, model = general.parts(), general.source, trained(module)
-        self.held_out = GeneralPart(model, batches(parts.held_out, READ_AT_ONCE, self.padding))
-        self.steering = GeneralPart(model, batches(parts.steering, self.steering_tokens, self.padding))
-        if trainer.global_step == 0:
-            check_noise(self.steering, self.budget)
-        anchor = GeneralPart(model, anchor_batches(parts.anchor, self.anchor_tokens, self.padding))
-        module.drift_gradient = anchor.gradient
+        texts = general.batches(self.anchor_tokens, self.steering_tokens, self.padding)
+        self.source, turns = general.source, self._turns if trainer.global_step else None
+        self.held = HeldDrift(module.as_trained(), texts, self.budget, turns)
+        module.drift_gradient = self.held.gradient
 
     def plant(self, of_s: Measurement) -> Measurement:
         """What the law sees in the place of a tick's measurement of S."""
-        assert self.steering
-        return self.steering.follow(self.turns).measurement(of_s)
+        assert self.held
+        return self.held.measurement(of_s)
 
     def on_tick(self, tick: ControlTick, trainer: L.Trainer, module: GraniteModule) -> None:
         """Say, once, that lambda cannot rise any further and drift is still above the budget."""
@@ -92,9 +85,9 @@ class DriftMeter(L.Callback):
 
         Every rank calls this, with the model of that step in place.
         """
-        assert self.held_out
+        assert self.held
         if step not in self._found:
-            self._found[step] = self.held_out.read()
+            self._found[step] = self.held.held_out.read()
         return self._found[step]
 
     def summary(self, found: Drift, history: Sequence[dict]) -> dict[str, Any]:
@@ -129,10 +122,11 @@ class DriftMeter(L.Callback):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        return self.turns.state_dict() | {"stuck": self.stuck}
+        turns = self.held.turns.state_dict() if self.held else self._turns or {}
+        return turns | {"stuck": self.stuck}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.turns.load_state_dict(state)
+        self._turns = {name: state[name] for name in ("latest", "ages")}
         self.stuck = state.get("stuck", 0)
 
     def _rested(self, history: Sequence[dict]) -> bool:

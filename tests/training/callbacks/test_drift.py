@@ -14,7 +14,6 @@ from granite_scu.model.drift import Drift, GeneralPart
 from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
-from granite_scu.training.drift import trained as trained_model
 
 FAST = {"learning_rate": 1e-2}
 
@@ -70,7 +69,7 @@ def test_the_loop_holds_drift_at_the_budget(trained, share):
 def test_lambda_is_that_of_the_law_alone_when_it_is_fed_drift(trained):
     _, held = trained(12, 0.002)
     law, travel = held.control.loop.law, 0.0
-    state, base_bpt = law.init(), held.meter.steering.base_bpt
+    state, base_bpt = law.init(), held.meter.held.steering.base_bpt
     for record in held.records:
         travel += 2 * record["lr"]
         f = record["drift_bpt"]
@@ -137,7 +136,7 @@ def test_a_budget_that_two_readings_of_the_same_model_differ_by_is_refused(
         def on_train_start(self, trainer, module):
             layer = module.language_model.model.norm
             layer.register_forward_hook(lambda *a: a[-1] + 0.05 * torch.randn(a[-1].shape, generator=generator))
-            part = GeneralPart(trained_model(module), batches(general_text().documents, 2048, 0))
+            part = GeneralPart(module.as_trained(), batches(general_text().documents, 2048, 0))
             meter.budget = times * part.read().share
 
     meter = DriftMeter(lambda *_: general_text(), 0.02, (1e-3, 1e3), 32, 32, 0)
