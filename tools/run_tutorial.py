@@ -9,10 +9,12 @@ in which ``granite-scu`` is this installation's.
 ``--check`` writes nothing, and ends with exit code 1 where a command ends otherwise than it did.
 
 A comment in HTML before a block says what is expected or left out of it: ``<!-- exit 130 -->`` where the last command
-ends with another exit code than 0, ``<!-- lines 12 -->`` where only the first and last lines are shown.
+ends with another exit code than 0, ``<!-- lines 12 -->`` where only the first and last lines are shown. A last comment
+has the checksum of all blocks, by which a test sees that nobody has edited one.
 """
 
 import argparse
+import hashlib
 import os
 import re
 import subprocess
@@ -21,6 +23,7 @@ import tempfile
 from pathlib import Path
 
 BLOCK = re.compile(r"(?P<asked>(?:<!-- [^\n]* -->\n)*)```console\n(?P<body>.*?)```\n", re.DOTALL)
+SEAL = re.compile(r"\n<!-- blocks made by tools/run_tutorial.py: (\w+) -->\n")
 COLUMNS = "100"
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -64,6 +67,15 @@ def shortened(printed: str, lines: int | None) -> str:
     return "\n".join([*all_lines[:first], "...", *all_lines[len(all_lines) - lines // 3 :]])
 
 
+def sealed(page: str) -> str:
+    """The page with the checksum of its blocks as its last line; as it is without any."""
+    page = SEAL.sub("", page)
+    if not (blocks := [match[0] for match in BLOCK.finditer(page)]):
+        return page
+    digest = hashlib.sha256("".join(blocks).encode()).hexdigest()[:16]
+    return f"{page}\n<!-- blocks made by tools/run_tutorial.py: {digest} -->\n"
+
+
 def renewed(page: str, folder: Path) -> tuple[str, list[str]]:
     """The page with what its commands print, and a line for each that ended otherwise than expected."""
     failures: list[str] = []
@@ -85,7 +97,7 @@ def renewed(page: str, folder: Path) -> tuple[str, list[str]]:
             text += f"$ {shown}\n{output}\n" if output else f"$ {shown}\n"
         return f"{asked}```console\n{text}```\n"
 
-    return BLOCK.sub(block, page), failures
+    return sealed(BLOCK.sub(block, page)), failures
 
 
 def main() -> int:

@@ -36,8 +36,10 @@ def test_a_pages_commands_run_in_one_folder_and_what_they_print_stands_under_the
     assert not failures
     assert 'cat file; echo "> cat"\none\n> cat\n$ python' in page
     assert '> print(2)"\n1\n2\n```' in page
-    assert page.endswith("$ cat file; seq 9; exit 3\none\n1\n...\n9\n```\n")
+    assert "$ cat file; seq 9; exit 3\none\n1\n...\n9\n```\n" in page
     assert run_tutorial.renewed(page, tmp_path)[0] == page
+    edited = page.replace("...", "2")
+    assert run_tutorial.sealed(page) == page and run_tutorial.sealed(edited) != edited
 
 
 def test_a_command_that_ends_otherwise_is_a_failure_and_leaves_the_page(tmp_path):
@@ -46,6 +48,12 @@ def test_a_command_that_ends_otherwise_is_a_failure_and_leaves_the_page(tmp_path
     done = subprocess.run([sys.executable, TOOL, path], capture_output=True, text=True)
     assert done.returncode == 1 and "ended with exit code 1 and not 0" in done.stderr
     assert path.read_text() == "```console\n$ false\n```\n"
+
+
+def test_nobody_has_edited_what_commands_printed():
+    pages = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").rglob("*.md"))]
+    assert sum("```console" in page for page in pages) >= 1
+    assert all(run_tutorial.sealed(page) == page for page in pages), "run tools/run_tutorial.py"
 
 
 @pytest.mark.slow
