@@ -195,7 +195,7 @@ def check_key(key: str, origin: str, line: str = "", value: Any = "") -> None:
     if key in flags.HINTS or key == SEED:
         return
     is_flag = origin == A_FLAG
-    names = [*flags.HINTS, *flags.SETTINGS]
+    names = [*flags.HINTS, *flags.GROUPS]
     group, _, name = key.rpartition(".")
     if instead := settings.SET_BY_THE_RUN.get(name) if group == "trainer" else None:
         raise UserError(f"--{key} {value}: follows from other settings; use {instead}")

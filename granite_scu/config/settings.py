@@ -451,9 +451,9 @@ class TrainerConfig:
     accumulate_grad_batches: int = 4
     limit_val_batches: int = 50
     log_every_n_steps: int = 10
-    logger: list[Any] | dict[str, Any] | str | bool | None = None
-    callbacks: list[Any] | dict[str, Any] | None = None
-    plugins: list[Any] | dict[str, Any] | str | None = None
+    logger: list[dict[str, Any]] | dict[str, Any] | str | bool | None = None
+    callbacks: list[dict[str, Any]] | dict[str, Any] | None = None
+    plugins: list[dict[str, Any]] | dict[str, Any] | str | None = None
     profiler: Literal["simple", "advanced"] | None = None
     detect_anomaly: bool = False
 
