@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import parse_json
+from granite_scu.config.untrusted_input import parse_json
 from granite_scu.storage.atomic import ensure_folder, replacing
 from granite_scu.storage.run_folder import finite
 

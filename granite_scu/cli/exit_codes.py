@@ -16,8 +16,8 @@ from typing import TextIO
 
 from granite_scu.cli.robust_stdout import open_what_is_closed
 from granite_scu.config.errors import FAILED, INTERRUPTED, TERMINATED, WRONG_REQUEST, RunFailed, Stopped, UserError
-from granite_scu.config.outside import printable
 from granite_scu.config.own_python import lacks
+from granite_scu.config.untrusted_input import printable
 
 NOTHING_WRITTEN = "nothing was written"
 NOTHING_KEPT = "nothing is kept; start the same command again"

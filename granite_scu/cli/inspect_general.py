@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from granite_scu.cli.console import make_console, print_facts, quiet
-from granite_scu.config.outside import printable
 from granite_scu.config.settings import BaseConfig, DataConfig, DriftConfig, check_model
+from granite_scu.config.untrusted_input import printable
 from granite_scu.storage.run_folder import TRAINING_CONFIG, read_json
 
 if TYPE_CHECKING:

@@ -7,17 +7,15 @@ over files, and a key over its flag.
 import argparse
 import difflib
 import itertools
-import logging
 import re
 from collections.abc import Collection, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 from granite_scu.cli import config_layers
 from granite_scu.cli.argument_parser import Parser, hyphenated
-from granite_scu.cli.config_layers import SEED, Layer, Layers
-from granite_scu.cli.yaml_files import check_plain
+from granite_scu.cli.config_layers import SEED, Layers
+from granite_scu.cli.continued_run import settings_of_the_run
 from granite_scu.config import other_tools, settings, shipped
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import (
@@ -32,11 +30,7 @@ from granite_scu.config.flags import (
     SWITCH_OR_AUTO,
     Flag,
 )
-from granite_scu.config.settings import TEXTS, RunConfig
 from granite_scu.hardware import presets
-from granite_scu.storage.working_folder import as_seen_from_here, found_from_here
-
-_log = logging.getLogger(__name__)
 
 _ALIKE = 0.75
 """Of two names, difflib's ratio above which one may be a slip for the other; 0.6 takes --resume for --stream."""
@@ -206,7 +200,7 @@ def layers_of(asked: dict[str, Any], dotted: bool = False) -> Layers:
     if below and "drift.max_drift" in given:
         given.setdefault("control.target_s", "auto")  # it holds an S, which makes way for what is asked for
     if "run.resume" in given:
-        below += _settings_of_the_run(given)
+        below += settings_of_the_run(given)
     files = [config_layers.of_file(name) for name in _listed(asked.get("config"))]
     flags = config_layers.Layer(config_layers.A_FLAG, given | keys)
     return Layers(below, [*files, flags], _preset(_listed(asked.get("hardware"))), dotted=dotted)
@@ -236,69 +230,6 @@ def _value(key: str, value: Any) -> Any:
         return number
     takes_one = isinstance(value, list) and len(value) == 1 and str in get_args(HINTS[key])
     return value[0] if takes_one else value
-
-
-def _settings_of_the_run(given: dict[str, Any]) -> list[Layer]:
-    """The configuration file of the run that is continued, where it is there; it comes before what is given."""
-    if given["run.resume"] in ("last", "auto"):
-        folder = Path(given.get("run.output_dir", RunConfig.output_dir)).expanduser()
-    else:
-        folder = Path(given["run.resume"]).expanduser().parent
-        given.setdefault("run.output_dir", str(folder))
-    file = folder / "config.yaml"
-    if not file.is_file():
-        return []
-    settings = check_plain(file, given)
-    given.setdefault("run.overwrite", False)  # that it replaced another run once does not mean that it may again
-    given.setdefault("run.output_dir", str(folder))
-    _find_files(given, settings, folder)
-    return [config_layers.of_file(str(file))]
-
-
-_PATHS = ("base.name", "lora.adapter", "control.replay", "data.cache_dir")
-"""Settings that may be a path, or else a name, which is left as it is."""
-
-
-def _find_files(given: dict[str, Any], settings: dict[str, Any], folder: Path) -> None:
-    """Give the files of the run that is continued by where they are now: it may have been started in another folder."""
-    from granite_scu.data.sources.read import is_path  # late: numpy
-
-    data, cache_is_asked_for = settings.get("data", {}), "data.cache_dir" in given
-    if data.get("chat_template") is not None and "data.chat_template" not in given:
-        given |= _template_of_the_run(folder) | given
-    for key in TEXTS:
-        sources = data.get(key) or []
-        sources = [sources] if isinstance(sources, str) else sources
-        # Anything else the parser refuses.
-        if isinstance(sources, list) and all(isinstance(source, str) for source in sources):
-            found = [as_seen_from_here(source, folder) if is_path(source) else source for source in sources]
-            if found != sources:
-                given.setdefault(f"data.{key}", found)
-    for key in _PATHS:
-        group, _, name = key.partition(".")
-        value = settings.get(group, {}).get(name)
-        if isinstance(value, str) and (found := found_from_here(value, folder)) != value:
-            given.setdefault(key, found)
-    if not cache_is_asked_for and not _holds_tokens(cache := given.get("data.cache_dir", data.get("cache_dir"))):
-        # A run folder may be a stranger's: nothing is written into a folder that it names and that is not ours.
-        _log.warning("--cache-dir %s: holds no kept tokens; the usual folder is taken, unless you give the flag", cache)
-        given["data.cache_dir"] = None
-
-
-def _template_of_the_run(folder: Path) -> dict[str, Any]:
-    """The chat template that lies in the run folder, arguments included. What its settings name is not read: they may
-    be a stranger's, and what is read would be published with the adapter."""
-    saved = folder / "chat_template.jinja"
-    if not saved.is_file():
-        raise UserError(
-            f"{saved}: is missing, and the run was trained with a chat template; give it by --chat-template"
-        )
-    return {"data.chat_template": str(saved), "data.chat_template_args": None, "data.system": ""}
-
-
-def _holds_tokens(cache: Any) -> bool:
-    """Whether a folder of kept tokens is one; no folder stands for the usual one."""
-    return cache is None or (isinstance(cache, str) and any(Path(cache).expanduser().glob("*.last")))
 
 
 def _refuse_unknown(parser: Parser, rest: list[str]) -> None:

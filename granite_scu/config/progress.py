@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import track
 
-from granite_scu.config.outside import printable
+from granite_scu.config.untrusted_input import printable
 from granite_scu.control.units import duration
 
 log = logging.getLogger(__name__)

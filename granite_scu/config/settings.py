@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import parse_json
+from granite_scu.config.untrusted_input import parse_json
 from granite_scu.control import find, tracks
 
 TINY_MODEL = "tiny-granite-h"
@@ -24,7 +24,7 @@ TINY_MODEL = "tiny-granite-h"
 NO_ENCODINGS = ("utf-7", "unicode-escape", "raw-unicode-escape", "punycode", "idna", "undefined")
 """Codecs of Python that no file of text is written in, and that may yield what is no text."""
 
-MOST_PASSES = 1000
+MAX_PASSES = 1000
 """As often a source may be read in an epoch; the epoch's documents are listed in memory."""
 
 HUB_PREFIX = "hf:"
@@ -360,11 +360,11 @@ class DataConfig:
         remedy = f"has no text column; leave it or --text-column {self.text_column} out"
         _check(of_text, "--record-format", self.record_format, remedy)
         self._check_held_out()
-        _require(_at_least(8, " tokens", MOST_BLOCK), {"--block-size": self.block_size})
+        _require(_at_least(8, " tokens", MAX_BLOCK), {"--block-size": self.block_size})
         batches = {"--batch-size": self.batch_size, "--eval-batch-size": self.eval_batch_size}
-        _require(_at_least(1, most=MOST_BATCH), batches)
+        _require(_at_least(1, most=MAX_BATCH), batches)
         _require(_at_least(1), {"--prefetch-factor": self.prefetch_factor})
-        _require(_at_least(0, most=MOST_WORKERS), {"--num-workers": self.num_workers})
+        _require(_at_least(0, most=MAX_WORKERS), {"--num-workers": self.num_workers})
         _require(_POSITIVE, {"--num-epochs": self.num_epochs})
         a_block = f"must be at least a block of {self.block_size}"
         _require((lambda value: value >= self.block_size, a_block), {"data.train_tokens": self.train_tokens})
@@ -372,8 +372,8 @@ class DataConfig:
         if self.system:
             check_system(self.system)
         if self.weights is not None:
-            valid = all(0 <= weight <= MOST_PASSES for weight in self.weights) and any(self.weights)
-            remedy = f"must be passes from 0 to {MOST_PASSES}, and not all zero"
+            valid = all(0 <= weight <= MAX_PASSES for weight in self.weights) and any(self.weights)
+            remedy = f"must be passes from 0 to {MAX_PASSES}, and not all zero"
             _check(valid, "--data-weights", self.weights, remedy)
             remedy = f"there are {len(self.sources)} sources; give a weight for each --data-dir"
             _check(len(self.weights) == len(self.sources), "--data-weights", self.weights, remedy)
@@ -609,7 +609,7 @@ class DriftConfig:
         _check(named, "--general-data", "''", "is empty; leave it out, or name a file")
         alone = "auto" not in names or len(names) == 1
         _check(alone, "--general-data", " ".join(names), "auto stands alone; leave it out, or the files")
-        _require(_at_least(LEAST_GENERAL, " tokens", MOST_GENERAL), {"--general-tokens": self.general_tokens})
+        _require(_at_least(MIN_GENERAL, " tokens", MAX_GENERAL), {"--general-tokens": self.general_tokens})
 
     @property
     def general_files(self) -> list[str]:
@@ -667,7 +667,7 @@ def holding_drift(control: ControlConfig, budget: float, given: Collection[str])
     return replace(control, controller="pi", target_s=budget / (1 + budget), **own)
 
 
-LEAST_DRIFT_TICKS = 3
+MIN_DRIFT_TICKS = 3
 """The first tick tells how fast drift grows, the next moves lambda, and one must see what that did."""
 
 
@@ -677,11 +677,11 @@ def check_drift(every: int, steps: int) -> None:
     Raises:
         UserError: there are too few ticks.
     """
-    if (ticks := math.ceil(steps / every)) < LEAST_DRIFT_TICKS:
-        denser = f"set --control-every to at most {steps // LEAST_DRIFT_TICKS}, or " if steps >= 3 else ""
+    if (ticks := math.ceil(steps / every)) < MIN_DRIFT_TICKS:
+        denser = f"set --control-every to at most {steps // MIN_DRIFT_TICKS}, or " if steps >= 3 else ""
         raise UserError(
             f"--max-drift: the run measures drift {ticks} times (its steps, {steps}, by --control-every {every}), and "
-            f"needs {LEAST_DRIFT_TICKS}; {denser}train for longer (--num-epochs, or --max-steps)"
+            f"needs {MIN_DRIFT_TICKS}; {denser}train for longer (--num-epochs, or --max-steps)"
         )
 
 
@@ -818,16 +818,16 @@ def listed(names: list[str] | str | None) -> list[str]:
 _Rule: TypeAlias = tuple[Callable[[Any], bool], str]
 """What values a setting may have, and how to say it."""
 
-MOST = 10**12
+MAX_COUNT = 10**12
 """Steps, tokens and whatever else is counted: more is a slip, and no float or index takes every number."""
 
-MOST_BATCH, MOST_BLOCK = 2**20, 2**18
+MAX_BATCH, MAX_BLOCK = 2**20, 2**18
 """Blocks on a device and tokens in a block: no device there is has room for more, and each is looked at in turn."""
 
-LEAST_GENERAL, MOST_GENERAL = 1024, 2**20
+MIN_GENERAL, MAX_GENERAL = 1024, 2**20
 """Tokens of general text: a quarter of fewer is too noisy to steer by; more says nothing more and takes long."""
 
-MOST_WORKERS = 256
+MAX_WORKERS = 256
 """Loader processes: tokens are read faster than any device takes them, and each process costs a start and memory."""
 
 _POSITIVE: _Rule = (
@@ -839,7 +839,7 @@ _SHARE: _Rule = (lambda value: 0 < value <= 1, "must be in (0, 1]")
 _BETWEEN_0_AND_1: _Rule = (lambda value: 0 < value < 1, "must lie between 0 and 1")
 
 
-def _at_least(least: int, unit: str = "", most: int = MOST) -> _Rule:
+def _at_least(least: int, unit: str = "", most: int = MAX_COUNT) -> _Rule:
     return lambda value: least <= value <= most, f"must be at least {least}{unit}, and at most {most:,}"
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import IGNORED, MOST_BLOCK, DataConfig
+from granite_scu.config.settings import IGNORED, MAX_BLOCK, DataConfig
 from granite_scu.control.units import counted
 from granite_scu.data.blocks.filtering import blocks_of, left_out, repeated
 from granite_scu.data.blocks.packing import Block, Blocks, Layout, best_fit, in_a_row, padding_of
@@ -139,7 +139,7 @@ class TextDataModule(LightningDataModule):
             return
         n_long = f"the longest of {counted(self.chats, 'conversation')} has {longest:,} tokens"
         others = "choose what becomes of longer ones by --on-long drop, truncate or split"
-        most = min(most or MOST_BLOCK, MOST_BLOCK)
+        most = min(most or MAX_BLOCK, MAX_BLOCK)
         if longest > most:
             raise UserError(f"--data-dir {config.named}: {n_long}, and {self.model_name} takes {most:,}; {others}")
         size = min(rounded_block(longest), most)

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import RunFailed, UserError
-from granite_scu.config.outside import parse_json, read_file
 from granite_scu.config.settings import IGNORED, DataConfig
+from granite_scu.config.untrusted_input import parse_json, read_file
 from granite_scu.data.sources import read as sources
 from granite_scu.data.tokens import corpus, templates
 from granite_scu.data.tokens.encoding import backend_of

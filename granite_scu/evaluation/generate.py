@@ -12,8 +12,8 @@ from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import printable
 from granite_scu.config.sampling import Sampling
+from granite_scu.config.untrusted_input import printable
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.encoding import beginning, require_known, token_ids
 from granite_scu.data.tokens.special_tokens import ReadAs

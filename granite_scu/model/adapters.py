@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import parse_json
 from granite_scu.config.settings import BaseConfig, LoraConfig, listed
+from granite_scu.config.untrusted_input import parse_json
 from granite_scu.model import experts
 from granite_scu.model.adapter_files import check_config, factor_names, is_of_experts, modules_of
 from granite_scu.model.description_length import LowRankUpdate

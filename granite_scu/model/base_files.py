@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import parse_json
+from granite_scu.config.untrusted_input import parse_json
 from granite_scu.storage.run_folder import ADAPTER_CONFIG
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -12,8 +12,8 @@ from peft.tuners.lora.layer import ParamWrapper
 from safetensors import SafetensorError, safe_open
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import only_files
 from granite_scu.config.settings import BaseConfig, from_record
+from granite_scu.config.untrusted_input import only_files
 from granite_scu.model import experts, loading
 from granite_scu.model.adapter_files import factor_names, may_be_same, require_adapter, run_of
 from granite_scu.model.adapters import ADAPTER, linear_layers, read_config

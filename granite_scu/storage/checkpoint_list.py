@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import only_files
+from granite_scu.config.untrusted_input import only_files
 from granite_scu.storage import manifest
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, WEIGHTS, RunFolder
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from granite_scu.config.outside import parse_json
+from granite_scu.config.untrusted_input import parse_json
 from granite_scu.storage.atomic import replacing
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from granite_scu.config.outside import parse_json, read_file
+from granite_scu.config.untrusted_input import parse_json, read_file
 
 NAME = "manifest.json"
 _CHUNK = 1 << 20

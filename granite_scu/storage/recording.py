@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from granite_scu.config.outside import parse_json
+from granite_scu.config.untrusted_input import parse_json
 from granite_scu.control.laws.base import require
 from granite_scu.storage.run_folder import CONTROL_CONFIG, HISTORY, HISTORY_LINES
 

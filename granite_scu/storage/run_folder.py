@@ -13,8 +13,8 @@ from typing import Any
 from filelock import FileLock, SoftFileLock, Timeout
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import only_files, parse_json, printable, read_file, short_int
 from granite_scu.config.settings import LOGGERS
+from granite_scu.config.untrusted_input import only_files, parse_json, printable, read_file, short_int
 from granite_scu.storage.atomic import UNFINISHED, ensure_folder, remove, replacing, sync
 
 HISTORY = "scu_history.json"

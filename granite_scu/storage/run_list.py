@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import only_files, printable
+from granite_scu.config.untrusted_input import only_files, printable
 from granite_scu.storage.run_folder import (
     CONTROL_CONFIG,
     HISTORY,

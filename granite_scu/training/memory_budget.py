@@ -12,7 +12,7 @@ import torch
 
 from granite_scu.config.errors import RunFailed
 from granite_scu.config.request import Request
-from granite_scu.config.settings import MOST_BATCH, listed
+from granite_scu.config.settings import MAX_BATCH, listed
 from granite_scu.hardware import GIB
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading, memory
@@ -79,7 +79,7 @@ def surely_fits(request: Request, allowed: float) -> bool:
 
 def sizes(blocks: int, most: int | None = None) -> list[int]:
     """The micro-batches that a step of so many blocks can be cut into, largest first, none above ``most``."""
-    return [size for size in range(min(blocks, most or MOST_BATCH), 0, -1) if blocks % size == 0]
+    return [size for size in range(min(blocks, most or MAX_BATCH), 0, -1) if blocks % size == 0]
 
 
 def largest_that_fits(request: Request, machine: Machine, most: int | None = None) -> Request | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import read_file
+from granite_scu.config.untrusted_input import read_file
 from granite_scu.storage.run_folder import ANSWERS, ELSEWHERE, EVALUATION, SAMPLES, STOPPED, read_json, unreadable
 from granite_scu.viz.adapter_size import FIELDS
 

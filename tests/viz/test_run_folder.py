@@ -7,7 +7,7 @@ import pytest
 from folders import record, settings, write_csv, write_run
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import only_files
+from granite_scu.config.untrusted_input import only_files
 from granite_scu.viz.run_folder import GPU_LOG, LOG, read_measured_run, read_run
 
 

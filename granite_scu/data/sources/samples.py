@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import parse_json
+from granite_scu.config.untrusted_input import parse_json
 from granite_scu.data.sources.documents import (
     ASSISTANT,
     REASONING,

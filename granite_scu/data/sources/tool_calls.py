@@ -8,7 +8,7 @@ answered nor by which tool, so that an answer belongs to the call in the same pl
 from typing import Any
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import parse_json
+from granite_scu.config.untrusted_input import parse_json
 from granite_scu.data.sources.json_text import unambiguous
 
 CALLS = "tool_calls"

@@ -22,7 +22,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import parse_json
+from granite_scu.config.untrusted_input import parse_json
 from granite_scu.data.tokens.stream import ARRAYS, OF_DOCUMENTS, Corpus, StoredArray, in_pieces
 from granite_scu.storage.atomic import ensure_folder, replacing, take_place
 

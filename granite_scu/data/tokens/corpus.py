@@ -12,8 +12,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import parse_json
 from granite_scu.config.settings import DataConfig
+from granite_scu.config.untrusted_input import parse_json
 from granite_scu.data.sources import files, formats, samples
 from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.data.sources.read import is_path, no_text, sources_of

@@ -20,8 +20,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import parse_json
 from granite_scu.config.settings import DataConfig
+from granite_scu.config.untrusted_input import parse_json
 from granite_scu.data.sources.documents import SYSTEM_ROLES
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.special_tokens import SpecialTokens

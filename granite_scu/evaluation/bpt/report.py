@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import printable
 from granite_scu.config.settings import SHORT_PRECISIONS
+from granite_scu.config.untrusted_input import printable
 from granite_scu.control.units import counted, per_cent
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import require_writable

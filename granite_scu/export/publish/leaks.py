@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from granite_scu.config.outside import parse_json
+from granite_scu.config.untrusted_input import parse_json
 
 _OWN = {
     "a Hugging Face token": r"\bhf_[A-Za-z0-9]{16,}",

@@ -12,8 +12,8 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, PackageLoader
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import printable
 from granite_scu.config.settings import TINY_MODEL, is_local, is_path
+from granite_scu.config.untrusted_input import printable
 from granite_scu.control.units import per_cent
 from granite_scu.storage import manifest
 from granite_scu.storage.run_folder import (

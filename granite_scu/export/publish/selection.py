@@ -11,8 +11,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import only_files
 from granite_scu.config.settings import TINY_MODEL, is_local
+from granite_scu.config.untrusted_input import only_files
 from granite_scu.export.publish import leaks, model_card, pictures
 from granite_scu.model.adapter_files import check_adapter
 from granite_scu.storage.run_folder import (

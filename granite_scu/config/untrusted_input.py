@@ -35,14 +35,14 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
     raise ValueError("nested too deeply")
 
 
-MOST_DIGITS = 308
+MAX_DIGITS = 308
 """Of a whole number: the longest that is sure to fit a float, which most numbers become. Other programs write long
 ones: transformers gives a tokenizer without a limit the length int(1e30)."""
 
 
 def short_int(text: str) -> int:
     """``parse_int`` for whole numbers that may become floats. Raises ValueError for a longer one."""
-    if len(text) > MOST_DIGITS:
+    if len(text) > MAX_DIGITS:
         raise ValueError(f"a number of {len(text)} digits")
     return int(text)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from granite_scu.config.outside import DEEPEST, parse_json
+from granite_scu.config.untrusted_input import DEEPEST, parse_json
 
 
 def test_what_is_json_is_read():

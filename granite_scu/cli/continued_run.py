@@ -1,0 +1,83 @@
+"""The settings of a run that ``--resume-from-checkpoint`` continues, from its folder, which may come from anybody."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from granite_scu.cli.config_layers import Layer, of_file
+from granite_scu.cli.yaml_files import check_plain
+from granite_scu.config.errors import UserError
+from granite_scu.config.settings import TEXTS, RunConfig
+from granite_scu.storage.working_folder import as_seen_from_here, found_from_here
+
+log = logging.getLogger(__name__)
+
+
+def settings_of_the_run(given: dict[str, Any]) -> list[Layer]:
+    """The configuration file of the run that is continued, where it is there; it comes before what is given.
+
+    Args:
+        given: what flags say, by dotted key; gets the run folder, and the run's files by where they are now.
+
+    Raises:
+        UserError: the file names code, or the run's chat template is missing.
+    """
+    if given["run.resume"] in ("last", "auto"):
+        folder = Path(given.get("run.output_dir", RunConfig.output_dir)).expanduser()
+    else:
+        folder = Path(given["run.resume"]).expanduser().parent
+        given.setdefault("run.output_dir", str(folder))
+    file = folder / "config.yaml"
+    if not file.is_file():
+        return []
+    settings = check_plain(file, given)
+    given.setdefault("run.overwrite", False)  # that it replaced another run once does not mean that it may again
+    given.setdefault("run.output_dir", str(folder))
+    _find_files(given, settings, folder)
+    return [of_file(str(file))]
+
+
+_PATHS = ("base.name", "lora.adapter", "control.replay", "data.cache_dir")
+"""Settings that may be a path, or else a name, which is left as it is."""
+
+
+def _find_files(given: dict[str, Any], settings: dict[str, Any], folder: Path) -> None:
+    """Give the files of the run that is continued by where they are now: it may have been started in another folder."""
+    from granite_scu.data.sources.read import is_path  # late: numpy
+
+    data, cache_is_asked_for = settings.get("data", {}), "data.cache_dir" in given
+    if data.get("chat_template") is not None and "data.chat_template" not in given:
+        given |= _template_of_the_run(folder) | given
+    for key in TEXTS:
+        sources = data.get(key) or []
+        sources = [sources] if isinstance(sources, str) else sources
+        # Anything else the parser refuses.
+        if isinstance(sources, list) and all(isinstance(source, str) for source in sources):
+            found = [as_seen_from_here(source, folder) if is_path(source) else source for source in sources]
+            if found != sources:
+                given.setdefault(f"data.{key}", found)
+    for key in _PATHS:
+        group, _, name = key.partition(".")
+        value = settings.get(group, {}).get(name)
+        if isinstance(value, str) and (found := found_from_here(value, folder)) != value:
+            given.setdefault(key, found)
+    if not cache_is_asked_for and not _holds_tokens(cache := given.get("data.cache_dir", data.get("cache_dir"))):
+        # A run folder may be a stranger's: nothing is written into a folder that it names and that is not ours.
+        log.warning("--cache-dir %s: holds no kept tokens; the usual folder is taken, unless you give the flag", cache)
+        given["data.cache_dir"] = None
+
+
+def _template_of_the_run(folder: Path) -> dict[str, Any]:
+    """The chat template that lies in the run folder, arguments included. What its settings name is not read: they may
+    be a stranger's, and what is read would be published with the adapter."""
+    saved = folder / "chat_template.jinja"
+    if not saved.is_file():
+        raise UserError(
+            f"{saved}: is missing, and the run was trained with a chat template; give it by --chat-template"
+        )
+    return {"data.chat_template": str(saved), "data.chat_template_args": None, "data.system": ""}
+
+
+def _holds_tokens(cache: Any) -> bool:
+    """Whether a folder of kept tokens is one; no folder stands for the usual one."""
+    return cache is None or (isinstance(cache, str) and any(Path(cache).expanduser().glob("*.last")))
