@@ -18,17 +18,23 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback
 
 from granite_scu import control
+from granite_scu.config.settings import TINY_MODEL, ControlConfig, holding_drift
 from granite_scu.control import Measurement
 from granite_scu.control.loop import ControlLoop
+from granite_scu.data.blocks.packing import padding_of
+from granite_scu.evaluation.general_text import Document, GeneralText
 from granite_scu.integrations.adapter import Adapter
 from granite_scu.integrations.transformers import ShannonCallback
+from granite_scu.model.drift import GeneralPart, anchor_tokens, steering_tokens
+from granite_scu.model.loading import load_tokenizer
 from granite_scu.model.plant import AdapterPlant
+from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 
 SIGMA, N = 0.02, 1000  # with which S comes within reach of the setpoint in a few steps
 PI = {"target_s": 0.02, "kp": 1.0, "ki": 0.2, "lambda_init": 0.1}
-FIXED = {"controller": "fixed", "target_s": None}
+FIXED = {"controller": "fixed", "target_s": 0.02}
 HELD_OUT = 4
 SAME = ("data_bpt", "param_bpt", "s", "lambda", "grad_norm", "data_grad_norm", "penalty_grad_norm")
 READ = ("savings_held_out", "savings_held_out_slope", "savings_training", "savings_training_slope")
@@ -111,21 +117,40 @@ class InFp16(Trainer):
         self.accelerator.native_amp, self.accelerator.scaler = True, self.own_scaler
 
 
-def law_of(settings: dict, ticks: int) -> control.Controller:
-    law = control.build(settings.get("controller", "pi"), **{k: v for k, v in settings.items() if k != "controller"})
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(TINY_MODEL)
+
+
+@pytest.fixture(scope="module")
+def text() -> GeneralText:
+    """General text of the small model's few words."""
+    rows = torch.randint(2, 60, (24, 26), generator=torch.Generator().manual_seed(7)).tolist()
+    return GeneralText(tuple(Document(tuple(row), (False, *[True] * 25)) for row in rows), "auto")
+
+
+def law_of(settings: dict, ticks: int, max_drift: float | None = None) -> control.Controller:
+    config = ControlConfig(**(settings if max_drift or "controller" in settings else PI | settings))
+    config = holding_drift(config, max_drift, settings) if max_drift else config
+    law = control.build(config.controller, **config.of_law)
     return law.in_a_run_of(ticks) if isinstance(law, control.AutoSetpoint) else law
 
 
 @pytest.fixture
-def in_lightning(make_module, make_batches, fit, poison, examples, tmp_path):
+def in_lightning(make_module, make_batches, fit, poison, examples, text, tokenizer, tmp_path):
     """As ``run``, by the application's own callback."""
 
     def run(
         steps, every=2, accumulate=1, skip=(), save=None, resume=None, scaler=None, first=0,
-        schedule="constant", clip=0.0, actuator="loss", begin=None, **law,
+        schedule="constant", clip=0.0, actuator="loss", begin=None, max_drift=None, **law,
     ):  # fmt: skip
-        controller, records = law_of(PI | law, steps // every), []
-        loop, watch = ShannonControl(controller, every, Stopwatch(), records.append), Watch(save, tmp_path / "at.ckpt")
+        controller, records, meters = law_of(law, steps // every, max_drift), [], []
+        if max_drift:
+            sizes = anchor_tokens(24 * accumulate), steering_tokens(24 * accumulate * every)
+            meters = [DriftMeter(lambda *_: text, max_drift, (1e-3, 1e3), *sizes, padding_of(tokenizer))]
+        drift = meters[0].plant if meters else None
+        loop = ShannonControl(controller, every, Stopwatch(), records.append, drift=drift)
+        watch = Watch(save, tmp_path / "at.ckpt")
         module = make_module(
             optimizer={"learning_rate": 1e-2, "schedule": schedule, "gradient_clip": clip},
             **{"sigma": SIGMA, "n_tokens": N, "total_steps": steps, "actuator": actuator},
@@ -140,7 +165,7 @@ def in_lightning(make_module, make_batches, fit, poison, examples, tmp_path):
         plugins = [MixedPrecision("16-mixed", "cpu", scaler)] if scaler else None
         trainer = L.Trainer(
             **{"accelerator": "cpu", "max_steps": steps, "accumulate_grad_batches": accumulate, "plugins": plugins},
-            **{"callbacks": [loop.stopwatch, loop, watch], "logger": False, "enable_checkpointing": False},
+            **{"callbacks": [*meters, loop.stopwatch, loop, watch], "logger": False, "enable_checkpointing": False},
             **{"enable_progress_bar": False, "enable_model_summary": False},
         )
         trainer.fit(module, datamodule=data, ckpt_path=resume and watch.path, weights_only=True)
@@ -150,20 +175,21 @@ def in_lightning(make_module, make_batches, fit, poison, examples, tmp_path):
 
 
 @pytest.fixture
-def in_transformers(examples, adapted, trainer, ticks, monkeypatch, tmp_path):
+def in_transformers(examples, adapted, trainer, ticks, text, tokenizer, monkeypatch, tmp_path):
     """As ``run``, by ``ShannonCallback``."""
 
     def run(
         steps, every=2, accumulate=1, skip=(), save=None, resume=None, scaler=None, first=0,
-        schedule="constant", clip=0.0, begin=None, **law,
+        schedule="constant", clip=0.0, begin=None, max_drift=None, **law,
     ):  # fmt: skip
         model = adapted()
         give(Adapter(model).factors, begin)
         start = [factor.detach().clone() for factor in Adapter(model).factors]
-        settings = PI | law
-        if settings["target_s"] is None:
-            settings["target_s"] = 0.02
-        if settings["target_s"] == "auto":
+        settings = law if "controller" in law else PI | law
+        if max_drift:
+            text.write(tmp_path / "text.jsonl", tokenizer)
+            settings = {"max_drift": max_drift, "general_data": [str(tmp_path / "text.jsonl")], **law}
+        if settings.get("target_s") == "auto":
             settings["held_out"] = examples(HELD_OUT)[-2 * HELD_OUT :]
         callback = ShannonCallback(control_every=every, n_tokens=N, gradient_clip=clip, **settings)
         watch = Noted(callback)
@@ -173,6 +199,7 @@ def in_transformers(examples, adapted, trainer, ticks, monkeypatch, tmp_path):
         scaled = {"cls": partial(InFp16, scaler=scaler), "fp16": True} if scaler else {}
         saved = {"save_strategy": "steps", "save_steps": save or resume} if save or resume else {}
         more = {"gradient_accumulation_steps": accumulate, "lr_scheduler_type": schedule, **scaled, **saved}
+        more["tokenizer"] = tokenizer if max_drift else None
         made = trainer(model, examples((first + steps) * accumulate)[2 * first * accumulate :], callback, **more)
         made.add_callback(watch)
         with monkeypatch.context() as patch:
@@ -187,9 +214,9 @@ def in_transformers(examples, adapted, trainer, ticks, monkeypatch, tmp_path):
 def run(request):
     """Trains the small model under a law for a number of optimizer steps.
 
-    Arguments are ``ShannonCallback``'s, ``actuator`` among them, and ``skip``: steps that are left out, counted from
-    0; ``save`` and ``resume``: after which step; ``scaler``: of the loss, in fp16; ``first``: micro-batches that are
-    passed over; ``begin``: the factors to begin with.
+    Arguments are ``ShannonCallback``'s, ``actuator`` and ``max_drift`` among them, and ``skip``: steps that are left
+    out, counted from 0; ``save`` and ``resume``: after which step; ``scaler``: of the loss, in fp16; ``first``: steps
+    whose text is passed over; ``begin``: the factors to begin with.
     """
     return request.getfixturevalue(f"in_{request.param}")
 
@@ -238,7 +265,7 @@ def test_it_ticks_every_so_many_optimizer_steps_and_once_more_at_the_end(run, ma
 
 def test_lambda_is_that_of_the_law_alone_and_stays_until_the_next_tick(run):
     ran = run(10, schedule="linear")
-    law, rates = law_of(PI, 5), [rate for _, rate in ran.acted]
+    law, rates = law_of({}, 5), [rate for _, rate in ran.acted]
     state, strengths = law.init(), [law.initial_strength]
     for tick in ran.ticks:
         measured = {name: tick[name] for name in ("s", "data_bpt", "param_bpt")}
@@ -249,6 +276,30 @@ def test_lambda_is_that_of_the_law_alone_and_stays_until_the_next_tick(run):
     assert len(set(strengths)) > 3
     assert [acted for acted, _ in ran.acted] == pytest.approx([x for x in strengths[:-1] for _ in range(2)])
     assert ran.plant.reg_strength == ran.loop.action.reg_strength == pytest.approx(strengths[-1])
+
+
+def test_lambda_is_that_of_the_law_alone_when_it_is_fed_drift(run):
+    ran = run(12, max_drift=0.002)
+    law, rates = law_of({}, 6, 0.002), [rate for _, rate in ran.acted]
+    state, base_bpt = law.init(), ran.ticks[0]["drift_bpt"] / ran.ticks[0]["drift"]
+    for tick in ran.ticks:
+        f = tick["drift_bpt"]
+        assert tick["drift"] == pytest.approx(f / base_bpt)
+        measured = Measurement(f / (f + base_bpt), base_bpt, f, travel=sum(rates[: tick["step"]]))
+        state, output = law.update(state, measured)
+        assert tick["lambda"] == pytest.approx(output.reg_strength)
+    assert len({tick["lambda"] for tick in ran.ticks}) > 3 and ran.ticks[-1]["penalty_grad_norm"] > 0
+    assert all(tick.get("s_target") is None and 0 < tick["s"] < 1 for tick in ran.ticks)
+
+
+def test_at_its_lower_bound_lambda_anchors_nothing_and_drift_is_still_measured(run, monkeypatch):
+    seen, real = [], GeneralPart.gradient
+    monkeypatch.setattr(GeneralPart, "gradient", lambda part, step: seen.append(step) or real(part, step))
+    ran = run(24, max_drift=0.9, lambda_min=0.9, lambda_init=1.0)
+    rested = next(tick["step"] for tick in ran.ticks if tick["saturated"])
+    assert ran.ticks[0]["lambda"] == 1.0 and ran.ticks[-1]["lambda"] == 0.9
+    assert seen == list(range(rested)) and ran.plant.reg_strength == 0
+    assert ran.ticks[-1]["drift_bpt"] > ran.ticks[0]["drift_bpt"]
 
 
 def test_the_penalty_in_a_record_is_of_the_lambda_that_the_last_step_ran_under(run):
@@ -268,7 +319,8 @@ def test_the_loop_brings_s_to_the_setpoint(run):
     [
         {"clip": 0.05},
         {"target_s": "auto"},
-        pytest.param({"controller": "research.laws.projection:Projection"}, marks=pytest.mark.slow),
+        {"max_drift": 0.002},
+        pytest.param({"controller": "research.laws.projection:Projection", "target_s": 0.02}, marks=pytest.mark.slow),
         pytest.param(
             {"controller": "research.laws.cpr:CPR", "controller_args": ["cpr_warmup=1"]}, marks=pytest.mark.slow
         ),
@@ -296,16 +348,18 @@ def agree(found: list[dict], expected: list[dict], steps: int = 12) -> None:
     for name in READ if READ[0] in expected[0] else ():  # differences of losses of 6 bits
         told = [tick[name] for tick in expected]
         assert [tick[name] for tick in found] == pytest.approx(told, abs=6 * rounding(OF_SMALL)), name
+    for name in ("drift", "drift_bpt", "drift_target") if "drift" in expected[0] else ():
+        assert [tick[name] for tick in found] == pytest.approx([tick[name] for tick in expected], rel=close), name
 
 
 # What survives a checkpoint
 
 
-@pytest.mark.parametrize("target_s", [0.02, pytest.param("auto", marks=pytest.mark.slow)])
-def test_a_resumed_run_goes_on_to_the_same_lambda(run, target_s):
+@pytest.mark.parametrize("held", [{}, {"max_drift": 0.002}, pytest.param({"target_s": "auto"}, marks=pytest.mark.slow)])
+def test_a_resumed_run_goes_on_to_the_same_lambda(run, held):
     """From a checkpoint between two ticks, after which every number of every tick is equal."""
-    whole = run(12, every=3, accumulate=2, save=7, target_s=target_s)
-    rest = run(12, every=3, accumulate=2, resume=7, target_s=target_s)
+    whole = run(12, every=3, accumulate=2, save=7, **held)
+    rest = run(12, every=3, accumulate=2, resume=7, **held)
     assert [tick["step"] for tick in whole.ticks] == [3, 6, 9, 12]
     clocks = ("tokens_per_s",)
     alike = [[{k: v for k, v in tick.items() if k not in clocks} for tick in ran.ticks[-2:]] for ran in (whole, rest)]
@@ -336,7 +390,7 @@ def test_an_end_without_an_applied_step_holds_lambda(run):
 
 def test_steps_that_overflow_in_fp16_are_skipped_counted_and_leave_no_trace(run):
     """Real fp16 products and a real GradScaler, both on the CPU: its scale is too large for two steps."""
-    usual, options = 2.0**16, {"controller": "fixed", "target_s": 0.02, "lambda_init": 2.0}
+    usual, options = 2.0**16, FIXED | {"lambda_init": 2.0}
     scaler = torch.amp.GradScaler("cpu", init_scale=usual * 2**32, backoff_factor=2.0**-16)
     ran = run(6, scaler=scaler, **options)
     without = run(4, scaler=torch.amp.GradScaler("cpu", init_scale=usual), first=2, **options)
