@@ -161,7 +161,8 @@ class ControlLoop:
     def action_of(self, output: Output) -> Action:
         """What the output has the plant do. A lambda that holds drift acts as 0 where it rests at its lower bound: it
         moves nothing there, and an anchor costs time."""
-        rests = self.drift and output.saturated and output.reg_strength < self.law.initial_strength
+        # It may begin at its upper bound, which is right to a rounding.
+        rests = self.drift and output.saturated and output.reg_strength < (1 - 1e-9) * self.law.initial_strength
         return Action(0.0 if rests else output.reg_strength, output.layers, output.param_bound)
 
     def _record(self, window: Window, measured: Measurement, seen: Measurement, output: Output) -> dict[str, Any]:

@@ -2,18 +2,23 @@
 
 import logging
 from contextlib import nullcontext
+from dataclasses import replace
 
 import lightning as L
 import pytest
 import torch
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.request import Request
 from granite_scu.control import PI
+from granite_scu.control.laws.base import Output
+from granite_scu.control.loop import ControlLoop
 from granite_scu.evaluation.general_text import Document, GeneralText, batches
 from granite_scu.model.drift import Drift, GeneralPart
 from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.controller import drift_law
 
 FAST = {"learning_rate": 1e-2}
 
@@ -64,6 +69,17 @@ def test_the_loop_holds_drift_at_the_budget(trained, share):
     # Of random tokens each text drifts as far as another, up to the spread of six texts.
     assert held.meter.read(120).share == pytest.approx(budget, rel=0.5)
     assert all(record["s_target"] is None and 0 < record["s"] < 1 for record in held.records)
+
+
+@pytest.mark.parametrize("asked", [{}, {"control.lambda_max": 50.0, "control.kp": 1.0}])
+def test_a_run_that_continues_by_its_yaml_has_the_same_law(asked):
+    """All that the YAML has counts as given then. A small budget has lambda begin at its upper bound, and anchors."""
+    request = Request.from_dotted({"drift.max_drift": "0.01%"} | asked)
+    law = drift_law(request)
+    assert drift_law(replace(request, given=frozenset(f"control.{name}" for name in vars(request.control)))) == law
+    assert law.initial_strength == law.lambda_max == asked.get("control.lambda_max", 1e3) and law.lead > 0
+    output = Output(law.lambda_max * (1 - 2**-52), saturated=True)
+    assert ControlLoop(law, 1, lambda of_s: of_s).action_of(output).reg_strength == output.reg_strength
 
 
 def test_where_lambda_can_rise_no_further_it_is_said_once_and_with_what_to_do(trained, caplog):
