@@ -26,6 +26,7 @@ from granite_scu.model.loading import load_tokenizer
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training import plan, plan_description, recipe
+from granite_scu.training.callbacks.samples import Samples
 from granite_scu.training.output_folder import is_main, logged_from_here
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.resume import AS_BEFORE
@@ -78,7 +79,7 @@ def carry_out(run: PreparedRun, resume: str, again: str) -> dict:
     for line in plan_description.opening(plan.facts(run), resume) if is_main() else []:
         say(line, run.console)
     with presented(run.folder):
-        return recipe.train(run, again=again)
+        return recipe.train(run, questions=Samples, again=again)
 
 
 def _score(request: Request, split: str) -> dict:

@@ -114,6 +114,7 @@ def train(
     run: PreparedRun,
     *,
     final_score: Callable[..., FinalScore] = FinalScore,
+    questions: Callable[..., L.Callback] | None = None,
     again: str = "the same settings, and the checkpoint to resume from",
 ) -> dict:
     """Train, score and write the run folder; returns the summary that ``scu_metrics.json`` holds.
@@ -121,6 +122,8 @@ def train(
     Args:
         run: the run.
         final_score: makes the callback that scores and saves at the end, of ``FinalScore``'s arguments.
+        questions: makes the callback that asks ``--samples`` questions after that, of the arguments of
+            ``callbacks.samples.Samples``; None asks none.
         again: the command that continues the run, for whoever stops it.
     """
     L.seed_everything(run.request.seed, workers=True, verbose=False)
@@ -141,7 +144,7 @@ def train(
 
             # What measures, steers, scores and saves.
             loggers = [RunLogger(name) for name in run.request.run.loggers]
-            trainer, best, final = assemble(run, module, final_score, again, loggers)
+            trainer, best, final = assemble(run, module, final_score, questions, again, loggers)
             if run.resume:
                 with blamed(run.resume):
                     module.on_load_checkpoint(run.resume.state)

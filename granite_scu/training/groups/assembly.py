@@ -31,6 +31,7 @@ def assemble(
     run: PreparedRun,
     module: GraniteModule,
     final_score: Callable[..., FinalScore],
+    questions: Callable[..., L.Callback] | None,
     again: str,
     loggers: Sequence[Logger],
 ) -> Assembled:
@@ -42,7 +43,7 @@ def assemble(
     ends, line = ending(run), progress_line(run)
     measured = measuring(run, [*([ends.equilibrium] if ends.equilibrium else []), line])
     kept = keeping(run, measured, again)
-    shown = showing(run, final_score, ends, measured, kept.best, line)
+    shown = showing(run, final_score, questions, ends, measured, kept.best, line)
     callbacks = [*ends, *measured, line, *kept, *shown]
     trainer = build_trainer(
         run.request.trainer,

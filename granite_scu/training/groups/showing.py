@@ -4,10 +4,11 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+import lightning as L
+
 from granite_scu.training.callbacks.best_adapter import BestAdapter
 from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.callbacks.progress import ProgressLine
-from granite_scu.training.callbacks.samples import Samples
 from granite_scu.training.groups.ending import Ending
 from granite_scu.training.groups.measuring import Measuring
 from granite_scu.training.prepared_run import PreparedRun, validations
@@ -19,7 +20,7 @@ class Showing(NamedTuple):
     """What comes at the end, in its order."""
 
     final: FinalScore
-    samples: Samples | None
+    samples: L.Callback | None
 
 
 def progress_line(run: PreparedRun) -> ProgressLine:
@@ -35,12 +36,13 @@ def progress_line(run: PreparedRun) -> ProgressLine:
 def showing(
     run: PreparedRun,
     final_score: Callable[..., FinalScore],
+    questions: Callable[..., L.Callback] | None,
     ends: Ending,
     measured: Measuring,
     best: BestAdapter,
     line: ProgressLine,
 ) -> Showing:
-    """The callbacks that score and ask; ``final_score`` makes the first of them."""
+    """The callbacks that score and ask, made by ``final_score`` and ``questions``."""
     final = final_score(
         run.folder,
         run.console,
@@ -53,7 +55,9 @@ def showing(
         measured.drift,
     )
     count = run.request.run.samples
-    if count and run.machine.sharded:  # no process has all of the weights
+    if not questions or not count:
+        return Showing(final, None)
+    if run.machine.sharded:  # no process has all of the weights
         log.info("--fsdp: no question is asked at the end; granite-scu eval asks them")
-        count = 0
-    return Showing(final, Samples(run.folder, run.console, run.tokenizer, count, final, line) if count else None)
+        return Showing(final, None)
+    return Showing(final, questions(run.folder, run.console, run.tokenizer, count, final, line))
