@@ -173,12 +173,11 @@ def test_groups_may_be_given_whole(tmp_path):
         (b"- data\n- lora\n", "holds no mapping; it must hold groups of settings"),
     ],
 )
-@pytest.mark.parametrize("parsed", [script, module])
-def test_a_malformed_file_is_named_with_the_place_in_it(tmp_path, parsed, content, words):
+def test_a_malformed_file_is_named_with_the_place_in_it(tmp_path, content, words):
     path = tmp_path / "mine.yaml"
     path.write_bytes(content)
     with pytest.raises(UserError) as refused:
-        parsed("--config", str(path))
+        script("--config", str(path))
     assert str(refused.value).startswith(f"--config {path}: ") and words in str(refused.value)
     assert "\n" not in str(refused.value)
 
