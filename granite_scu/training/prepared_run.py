@@ -2,14 +2,14 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu import control
 from granite_scu.config.request import Request
-from granite_scu.config.settings import DEFAULT_STEPS, RunConfig
+from granite_scu.config.settings import DEFAULT_STEPS
 from granite_scu.control.diagnostics.ceiling import ceiling
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.tokens import templates
@@ -19,12 +19,10 @@ from granite_scu.model.flops import Size
 from granite_scu.model.initial_adapter import InitialAdapter
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.run_folder import RunFolder
+from granite_scu.training.intervals import Intervals, intervals_of
 from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.resume import TEXT, Resume, course_of
-
-MOST_SAVE_STEPS = 500
-"""Optimizer steps between two checkpoints of a long run."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,6 @@ class RunLength:
     steps: int
     tokens_per_step: int
     n_tokens: int
-
-
-class Intervals(NamedTuple):
-    """Optimizer steps between two validations, and between two checkpoints."""
-
-    validation: int
-    checkpoint: int
 
 
 def validations(steps: int, done: int, every: int) -> int:
@@ -141,11 +132,6 @@ def length_of(request: Request, n_blocks: int, n_tokens: int, processes: int) ->
     # Nobody has counted a stream; what is read of it counts once.
     counted = steps * tokens_per_step if request.data.stream else n_tokens
     return RunLength(steps, tokens_per_step, n_tokens=request.prior.n_tokens or counted)
-
-
-def intervals_of(asked: RunConfig, steps: int) -> Intervals:
-    """The intervals of a run whose validations are settled: checkpoints as asked for, or as suit the length."""
-    return Intervals(asked.eval_steps or steps, asked.save_steps or min(MOST_SAVE_STEPS, max(1, steps // 2)))
 
 
 def build_module(run: PreparedRun, **changed: Any) -> GraniteModule:
