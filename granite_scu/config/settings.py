@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.untrusted_input import parse_json
@@ -766,6 +766,18 @@ class RunConfig:
         return list(dict.fromkeys([self.logger] if isinstance(self.logger, str) else self.logger or []))
 
 
+class Intervals(NamedTuple):
+    """Optimizer steps between two validations, and between two checkpoints."""
+
+    validation: int
+    checkpoint: int
+
+
+def intervals_of(asked: RunConfig, steps: int) -> Intervals:
+    """The intervals of a run whose validations are settled: checkpoints as asked for, or as suit the length."""
+    return Intervals(asked.eval_steps or steps, asked.save_steps or min(MAX_SAVE_STEPS, max(1, steps // 2)))
+
+
 def share(value: float | str) -> float:
     """A share as a number, of 0.1 or 10%. Raises ValueError where it is neither."""
     text = str(value)
@@ -826,6 +838,9 @@ MAX_BATCH, MAX_BLOCK = 2**20, 2**18
 
 MIN_GENERAL, MAX_GENERAL = 1024, 2**20
 """Tokens of general text: a quarter of fewer is too noisy to steer by; more says nothing more and takes long."""
+
+MAX_SAVE_STEPS = 500
+"""Optimizer steps between two checkpoints of a long run."""
 
 MAX_WORKERS = 256
 """Loader processes: tokens are read faster than any device takes them, and each process costs a start and memory."""

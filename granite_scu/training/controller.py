@@ -7,10 +7,16 @@ from typing import Any
 from granite_scu import control
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.config.settings import ControlConfig, RunConfig, check_drift, check_refused, holding_drift
+from granite_scu.config.settings import (
+    ControlConfig,
+    RunConfig,
+    check_drift,
+    check_refused,
+    holding_drift,
+    intervals_of,
+)
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 from granite_scu.storage.recording import read_recording
-from granite_scu.training.intervals import intervals_of
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from granite_scu import control
 from granite_scu.config.request import Request
-from granite_scu.config.settings import DEFAULT_STEPS
+from granite_scu.config.settings import DEFAULT_STEPS, Intervals, intervals_of
 from granite_scu.control.diagnostics.ceiling import ceiling
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.tokens import templates
@@ -19,7 +19,6 @@ from granite_scu.model.flops import Size
 from granite_scu.model.initial_adapter import InitialAdapter
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.run_folder import RunFolder
-from granite_scu.training.intervals import Intervals, intervals_of
 from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.resume import TEXT, Resume, course_of

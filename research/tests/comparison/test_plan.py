@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from granite_scu.config.request import Request
+from granite_scu.config.settings import intervals_of
 from granite_scu.control import AutoSetpoint
 from granite_scu.training.controller import build_controller, check_length
-from granite_scu.training.intervals import intervals_of
 from research.comparison import data as data_module
 from research.comparison import evidence as evidence_module
 from research.comparison.evidence import Evidence, Spec, precision_of
