@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from multiprocessing import active_children
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import psutil
@@ -94,20 +93,21 @@ class SteadyLoader(DataLoader):
         signals = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1} if hasattr(signal, "pthread_sigmask") else set()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signals) if signals else set()
         others = active_children()
+        deaths = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
         try:
             return super().__iter__()
         except OSError as error:  # semaphores, pipes and processes: each of them may be what there is no room for
             raise _Lost(f"cannot be started ({error.strerror})") from error
         finally:
             self.processes += [process for process in active_children() if process not in others]
-            _hold_deaths_back()
+            if deaths is not None and threading.current_thread() is threading.main_thread():
+                # Torch's own handler would raise in the middle of a step; who waits for a batch finds out as well.
+                signal.signal(signal.SIGCHLD, deaths)
             if signals:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _next(self, batches: Any) -> Any:
         """The next batch. Raises _Lost where the processes have ended, and what reading raises in one of them."""
-        global _waiting
-        _waiting = True
         self._asked += 1
         try:
             return next(batches)
@@ -118,7 +118,6 @@ class SteadyLoader(DataLoader):
                 raise
             raise _Lost(self.lost or "were ended by another, as the system does where memory runs out") from error
         finally:
-            _waiting = False
             self._got += 1
 
     def _watch(self, over: threading.Event) -> None:
@@ -168,31 +167,6 @@ def end_loaders() -> None:
     """Kill the loader processes of this process: one that is suspended would let it wait for ever at its exit."""
     for process in active_children():
         process.kill()
-
-
-_waiting = False
-"""Whether a loader waits for a batch."""
-
-
-def _hold_deaths_back() -> None:
-    """Let torch's handler of SIGCHLD raise where a batch is waited for, and not in the middle of a training step.
-
-    The loader finds out when it wants the next batch.
-    """
-    theirs = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
-    on_main = threading.current_thread() is threading.main_thread()
-    if not (on_main and callable(theirs)) or getattr(theirs, "holds_back", False):
-        return
-
-    def later(number: int, frame: FrameType | None) -> None:
-        try:
-            theirs(number, frame)
-        except RuntimeError:
-            if _waiting:
-                raise
-
-    later.holds_back = True  # type: ignore[attr-defined]
-    signal.signal(signal.SIGCHLD, later)
 
 
 def _megabytes(size: float) -> str:
