@@ -133,11 +133,8 @@ class Renderer:
                 spans = self._placed(shown)
         text = self._ended(whole)
         spans = [(start, min(self._to_end(text, stop), len(text))) for start, stop in spans]
-        return text, self._with_words(text, spans), n_without_reasoning
-
-    def _with_words(self, text: str, spans: list[tuple[int, int]]) -> Places:
-        """Without turns of which the template shows their end alone: it would teach not to answer."""
-        return tuple(span for span in spans if self.control.words(text[slice(*span)]))
+        # A turn of which the template shows its end alone would teach not to answer.
+        return text, tuple(span for span in spans if self.control.words(text[slice(*span)])), n_without_reasoning
 
     def _template(self, conversation: Conversation) -> str:
         template = self.tokenizer.get_chat_template(tools=conversation.tools)

@@ -341,7 +341,8 @@ class _Encoder:
 
 def _described(arrays: dict[str, NDArray[Any]], group: list[Piece], documents: list[Piece]) -> Corpus:
     """The corpus of these tokens, with what is known of the documents, of which these are the last pieces."""
-    prints = [piece.fingerprint for piece in documents]
+    prints = [piece.fingerprint for piece in documents if piece.fingerprint]
+    assert len(prints) == len(documents)
     facts = {
         "digests": [fingerprint.digest for fingerprint in prints],
         "bare": [fingerprint.bare for fingerprint in prints],

@@ -43,7 +43,7 @@ class Piece(NamedTuple):
         is_ended: whether the end of text follows its last piece.
         is_first: whether the document begins with it.
         is_last: whether the document ends with it.
-        fingerprint: of the document, up to this piece.
+        fingerprint: of the document, up to this piece; None of a question, which is none.
         source: number of what the document came from.
         record_format: of the record that the document was; empty where it was none.
     """
@@ -61,7 +61,7 @@ class Piece(NamedTuple):
     is_ended: bool = True
     is_first: bool = True
     is_last: bool = True
-    fingerprint: Fingerprint = Fingerprint(0)
+    fingerprint: Fingerprint | None = None
     source: int = 0
     record_format: str = ""
 
