@@ -155,7 +155,7 @@ class ControlLoop:
             progress=min(1.0, self.step / plant.total_steps),
             travel=self.travel,
             saved=self.saved,
-            slopes=self.slopes and self.slopes.read(plant, window.slope),
+            slopes=self.slopes.read(plant, window.slope) if self.slopes else None,
         )
 
     def action_of(self, output: Output) -> Action:
