@@ -38,27 +38,19 @@ def as_alpaca(number: int) -> dict[str, str]:
     return {"instruction": f"Count to {number}.", "input": "in words", "output": f"one, and so on to {number}"}
 
 
-def as_sharegpt(number: int) -> dict[str, list[dict[str, str]]]:
-    asked, answer = {"from": "human", "value": f"What is {number}?"}, {"from": "gpt", "value": f"It is {number}."}
-    return {"conversations": [asked, answer]}
-
-
 @pytest.mark.slow
 def test_the_commands_of_the_page_run(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("alpaca.json").write_text(json.dumps([as_alpaca(i) for i in range(60)], indent=1))
-    Path("sharegpt.jsonl").write_text("".join(json.dumps(as_sharegpt(i)) + "\n" for i in range(60)))
-    assert len(COMMANDS) == 7
+    assert len(COMMANDS) == 6
     for line in COMMANDS:
         command, *words = shlex.split(line)
         if "outputs/model-out" in words:  # an adapter as PEFT saves it
             Path("outputs/model-out").mkdir(parents=True)
             for name in ("adapter_config.json", "adapter_model.safetensors"):
                 shutil.copy(Path("runs/alpaca") / name, "outputs/model-out")
-        code, out, err = call(main.main, command, *words, *shlex.split(TINY.get(command, "")))
+        code, _, err = call(main.main, command, *words, *shlex.split(TINY.get(command, "")))
         assert code == 0, (line, err)
-        if "sharegpt.jsonl" in words:
-            assert "read as ShareGPT: 60 conversations" in out
         if command == "data":
             assert "read as Alpaca: 60 conversations" in err
     assert Path("merged/model.safetensors").is_file()
