@@ -82,12 +82,15 @@ def settle_law(request: Request, controller: control.Controller | None, steps: i
 def drift_law(request: Request) -> control.PI:
     """The law that holds S, as it holds drift."""
     assert isinstance(request.drift.max_drift, float)
-    usual = vars(ControlConfig())  # a run that continues is given all that its YAML has, and that is mostly as usual
-    changed = {name for name, value in vars(request.control).items() if value != usual[name]}
-    own = {name for name in changed if f"control.{name}" in request.given}
+    own = {name for name in vars(request.control) if f"control.{name}" in request.given}
     law = build_controller(holding_drift(request.control, request.drift.max_drift, own))
     assert isinstance(law, control.PI)
     return law
+
+
+def with_bounds(request: Request, law: control.PI) -> Request:
+    """The request with the bounds that lambda has: all that its YAML says counts as given when the run continues."""
+    return request.with_values({f"control.{name}": getattr(law, name) for name in ("lambda_min", "lambda_max")})
 
 
 def _recording(config: ControlConfig, total_steps: int | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from granite_scu.model.drift import Drift, GeneralPart
 from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
-from granite_scu.training.controller import drift_law
+from granite_scu.training.controller import drift_law, with_bounds
 
 FAST = {"learning_rate": 1e-2}
 
@@ -71,12 +71,13 @@ def test_the_loop_holds_drift_at_the_budget(trained, share):
     assert all(record["s_target"] is None and 0 < record["s"] < 1 for record in held.records)
 
 
-@pytest.mark.parametrize("asked", [{}, {"control.lambda_max": 50.0, "control.kp": 1.0}])
+@pytest.mark.parametrize("asked", [{}, {"control.lambda_max": 50.0, "control.kp": 1.0}, {"control.lambda_max": 1e6}])
 def test_a_run_that_continues_by_its_yaml_has_the_same_law(asked):
     """All that the YAML has counts as given then. A small budget has lambda begin at its upper bound, and anchors."""
-    request = Request.from_dotted({"drift.max_drift": "0.01%"} | asked)
+    request = Request.from_dotted({"drift.max_drift": "0.0001%"} | asked)
     law = drift_law(request)
-    assert drift_law(replace(request, given=frozenset(f"control.{name}" for name in vars(request.control)))) == law
+    every = frozenset(f"control.{name}" for name, value in vars(request.control).items() if value is not None)
+    assert drift_law(replace(with_bounds(request, law), given=every)) == law
     assert law.initial_strength == law.lambda_max == asked.get("control.lambda_max", 1e3) and law.lead > 0
     output = Output(law.lambda_max * (1 - 2**-52), saturated=True)
     assert ControlLoop(law, 1, lambda of_s: of_s).action_of(output).reg_strength == output.reg_strength
