@@ -1,5 +1,6 @@
 """Lightning's Trainer as a run wants it: what the user may set, and what follows from other settings."""
 
+import re
 import subprocess
 from datetime import timedelta
 from pathlib import Path
@@ -27,15 +28,32 @@ def given_objects(settings: dict[str, Any]) -> dict[str, list]:
     Raises:
         UserError: a description that Lightning's Trainer does not take.
     """
-    given = {name: settings[name] for name in ("logger", "callbacks", "plugins") if settings.get(name)}
+    names = ("logger", "callbacks", "plugins")
+    made = {name: _made(name, settings[name]) if settings.get(name) else None for name in names}
+    return {name: _as_list(value) for name, value in made.items()}
+
+
+def _made(name: str, described: Any) -> Any:
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(L.Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)
     try:
-        if given:
-            parser.add_class_arguments(L.Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)
-            given = parser.instantiate_classes(parser.parse_object({"trainer": given}))["trainer"].as_dict()
-    except jsonargparse.ArgumentError as error:
-        raise UserError(f"--trainer: {' '.join(str(error).split())[:400]}") from error
-    return {name: _as_list(given.get(name)) for name in ("logger", "callbacks", "plugins")}
+        parsed = parser.parse_object({"trainer": {name: described}})
+        return parser.instantiate_classes(parsed)["trainer"][name]
+    # The last two are of the class that is made, with arguments of the right kinds.
+    except (jsonargparse.ArgumentError, TypeError, ValueError, MisconfigurationException) as error:
+        raise UserError(f"--trainer.{name}: {_cause(str(error))}") from error
+
+
+_NO_CAUSE = (
+    r"Parser key \"trainer\.|Does not validate|Subtypes:|Errors:|Expected a <class '[\w.]+'>$|Not a valid subclass|"
+    r"Subclass types|a class path \(str\)|a dict with|Given value|$"
+)
+"""Lines that jsonargparse has for each kind of value that it might have been."""
+
+
+def _cause(message: str) -> str:
+    lines = (line.strip(" -") for line in message.splitlines())
+    return " ".join(dict.fromkeys(line for line in lines if not re.match(_NO_CAUSE, line)))[:400]
 
 
 class TimeLimit(Timer):

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from granite_scu.training.trainer import _cudnn_benchmark
+from granite_scu.config.errors import UserError
+from granite_scu.training.trainer import _cudnn_benchmark, given_objects
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,17 @@ def test_segments_of_a_gpus_memory_grow_unless_the_user_says_otherwise(of_the_us
     code = "import os, granite_scu; print(os.environ.get('PYTORCH_ALLOC_CONF'))"
     done = subprocess.run([sys.executable, "-c", code], env=others | of_the_user, capture_output=True, text=True)
     assert done.stdout.strip() == segments
+
+
+@pytest.mark.parametrize(
+    ("described", "words"),
+    [
+        ({"class_path": "nope.Foo"}, "'nope.Foo': No module named 'nope'"),
+        ({"class_path": "EarlyStopping"}, "the following arguments are required: monitor"),
+        # The class itself refuses it, when it is made.
+        ({"class_path": "EarlyStopping", "init_args": {"monitor": "val_bpt", "mode": "x"}}, "min, max, got x"),
+    ],
+)
+def test_a_callback_that_cannot_be_made_is_the_users_and_the_cause_alone_is_said(described, words):
+    with pytest.raises(UserError, match=f"^--trainer.callbacks: .*{words}$"):
+        given_objects({"callbacks": [described]})
