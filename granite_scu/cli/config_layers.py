@@ -151,6 +151,8 @@ def of_file(name: str) -> Layer:
     Raises:
         UserError: there is no such file, it is no YAML, or has a setting that there is not.
     """
+    if not name.strip():
+        raise UserError("--config '': is empty; name a file, or leave it out")
     name = shipped.find(name)
     try:
         is_there = Path(name).expanduser().exists()
@@ -198,7 +200,8 @@ def check_key(key: str, origin: str, line: str = "", value: Any = "") -> None:
     names = [*flags.HINTS, *flags.GROUPS]
     group, _, name = key.rpartition(".")
     if instead := settings.SET_BY_THE_RUN.get(name) if group == "trainer" else None:
-        raise UserError(f"--{key} {value}: follows from other settings; use {instead}")
+        where = f"--{key} {value}" if is_flag else f"--config {origin}{line}: {key} {value}"
+        raise UserError(f"{where}: follows from other settings; use {instead}")
     alike = [known for known in names if known.partition(".")[0] == group]  # a prefix that all share tells nothing
     close = (
         difflib.get_close_matches(key, alike, 1, 0.85)

@@ -40,6 +40,8 @@ def test_an_unknown_key_of_a_file_is_named_with_its_line_and_what_may_be_meant(l
     )
     path = layer("controll: {kp: 1.0}\n")
     assert f"{path}:1: there is no setting controll.kp; did you mean control.kp?" in refusal("--config", path)
+    path = layer("\ntrainer: {max_epochs: 2}\n")
+    assert f"--config {path}:2: trainer.max_epochs 2: follows from other settings" in refusal("--config", path)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,7 @@ def test_an_unknown_key_of_a_file_is_named_with_its_line_and_what_may_be_meant(l
         (["--target-s", "1.5"], "--target-s 1.5: must lie between 0 and 1"),
         (["--controller", "pid"], "no controller is called 'pid'; there are none, fixed"),
         (["--hardware", "gpu_9"], "--hardware gpu_9: no such preset"),
+        (["--config", ""], "--config '': is empty"),
         (["--config", "nope.yaml"], "nope.yaml: there is no such file, and none of that name comes along (demo,"),
         (["--data-dir", "hf:../../x"], "--data-dir hf:../../x: no such folder"),
         (["--data-dir", "no/texts"], "--data-dir no/texts: no such file or folder"),
