@@ -209,22 +209,16 @@ def weighted_penalty(
     return gradients
 
 
-def scaled_factors(updates: Sequence[LowRankUpdate]) -> list[Tensor]:
-    """The factors that change when the update is scaled: every B, and where training started from an adapter every A.
-
-    Scaled by x, an update s B A is s (x B) A. One that started from an adapter is scaled along the straight line that
-    leads from (A_0, B_0) at x = 0 to (A, B) at x = 1.
-    """
-    return [factor for u in updates for factor in ((u.b,) if u.origin is None else (u.a, u.b))]
-
-
 def along_scale(gradients: Sequence[Tensor], updates: Sequence[LowRankUpdate]) -> Tensor:
     """dL/dx at x = 1, L a loss of the model with its update scaled by x: a scalar in fp64, in the loss's unit.
 
         sum_i <dL/dB_i, B_i>        or, from an adapter,        sum_i <dL/dA_i, A_i - A_0i> + <dL/dB_i, B_i - B_0i>
 
+    Scaled by x, an update s B A is s (x B) A. One that started from an adapter is scaled along the straight line that
+    leads from (A_0, B_0) at x = 0 to (A, B) at x = 1.
+
     Args:
-        gradients: of L by the ``scaled_factors``, in their order.
+        gradients: of L by every B, and where training started from an adapter by every A before it.
         updates: the adapted layers.
     """
     moved = [part for u in updates for part in _way(u)]

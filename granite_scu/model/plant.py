@@ -208,7 +208,7 @@ class AdapterPlant(nn.Module):
         return along_scale([factor.grad for factor in self._scaled()], self.layer_updates)
 
     def _scaled(self) -> Sequence[Tensor]:
-        """The factors that change when the update is scaled, see ``description_length.scaled_factors``."""
+        """The factors that change when the update is scaled, in the order of ``along_scale``."""
         return self.factors if self.layer_updates[0].origin else self.factors[1::2]
 
     def _strengths(self) -> list[float]:

@@ -56,8 +56,10 @@ def first_law(request: Request, controller: control.Controller | None) -> contro
     return law
 
 
-def settle_law(request: Request, controller: control.Controller | None, steps: int) -> control.Controller:
-    """The law of a run of so many optimizer steps, which holds drift where a budget is given.
+def settle_law(
+    request: Request, controller: control.Controller | None, steps: int
+) -> tuple[Request, control.Controller]:
+    """The law of a run of so many optimizer steps, which holds drift where a budget is given; the request with that.
 
     Args:
         request: what is asked for.
@@ -74,9 +76,10 @@ def settle_law(request: Request, controller: control.Controller | None, steps: i
     if request.drift.max_drift:
         check_drift(every, steps)
         law = drift_law(request)
+        request = with_bounds(request, law)
     if law.needs_slopes:
         check_slopes(every, steps)
-    return law
+    return request, law
 
 
 def drift_law(request: Request) -> control.PI:

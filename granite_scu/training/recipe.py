@@ -16,7 +16,7 @@ from granite_scu.training import batch_size, general_data, memory_budget
 from granite_scu.training.base import open_base, settle_machine
 from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.continuing import check_base, check_continued, check_resumable, run_to_its_end
-from granite_scu.training.controller import check_held_out, first_law, settle_law, with_bounds
+from granite_scu.training.controller import check_held_out, first_law, settle_law
 from granite_scu.training.fitting import build_data, fit_to_text
 from granite_scu.training.groups.assembly import assemble
 from granite_scu.training.logger_checks import check_loggers
@@ -83,12 +83,11 @@ def prepare(
 
     # N and the length of the run, the law of lambda, and the general text that drift is held on.
     length = length_of(request, data.train.n_blocks, data.n_tokens, machine.world_size)
-    law = settle_law(request, controller, length.steps)
+    request, law = settle_law(request, controller, length.steps)
     if law.needs_slopes and not resume:  # else it continues with the data and the batch that it has
         check_held_out(data.validation.n_blocks, min(asked, request.data.batch_size), machine.world_size)
     general = None
-    if isinstance(law, control.PI) and request.drift.max_drift:
-        request = with_bounds(request, law)
+    if request.drift.max_drift:
         general = general_data.read(request, resume, data, base.tokenizer, base.rows, machine.sharded)
     run = PreparedRun(
         request=request,
