@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from granite_scu.evaluation import statistics
-from granite_scu.evaluation.statistics import Estimate, Pair, Scores
+from granite_scu.evaluation.statistics import Estimate
+from research.comparison import bootstrap
+from research.comparison.bootstrap import Pair, Scores
 from research.comparison.plan import Plan
 from research.comparison.rows import (
     SWEEPS,
@@ -76,20 +77,20 @@ def _line(plan: Plan, arm: str, rival: str) -> dict[str, Any] | None:
         return None
     seeds_of = {name: len(pair.arm.nats) for name, pair in found.items()}
     decided = {name: pair for name, pair in found.items() if decides(seeds_of[name])}
-    alone = {name: statistics.relative_excess(pair.arm, pair.reference) for name, pair in decided.items()}
+    alone = {name: bootstrap.relative_excess(pair.arm, pair.reference) for name, pair in decided.items()}
     unseen = [
         pair for name, pair in found.items() if name in plan.protocol.unseen and arm not in plan.protocol.formed_on_all
     ]
     trimmed = [_without_largest(pair.arm) / _without_largest(pair.reference) - 1 for pair in found.values()]
     lost = (_lost(plan, arm, of_arm) | _lost(plan, rival, of_rival)) - chosen_on
-    excess = statistics.mean_relative_excess(list(found.values()))
+    excess = bootstrap.mean_relative_excess(list(found.values()))
     asked, named = _named(arm, of_arm), _named(rival, of_rival)
     return {
         "arm": asked,
         "rival": named,
         "tasks": seeds_of,
         "excess": asdict(excess),
-        "excess_of_unseen": asdict(statistics.mean_relative_excess(unseen)) if len(unseen) > 1 else None,
+        "excess_of_unseen": asdict(bootstrap.mean_relative_excess(unseen)) if len(unseen) > 1 else None,
         "without_largest": float(np.mean(trimmed)),
         "better": [name for name, excess in alone.items() if excess.high < 0],
         "worse": [name for name, excess in alone.items() if excess.low > 0],

@@ -7,6 +7,7 @@ import numpy as np
 
 from granite_scu.evaluation import statistics
 from granite_scu.evaluation.statistics import Estimate
+from research.comparison import bootstrap
 from research.comparison.evidence import Evidence
 from research.comparison.overview import overview
 from research.comparison.pairs import pairs
@@ -143,7 +144,7 @@ def _as_json(row: Row, reference: Row | None, swept: Row | None) -> dict[str, An
     is_reference = reference is not None and row.arm is reference.arm
     paired = None
     if len(shared) > 1 and reference and not is_reference:
-        paired = statistics.difference(row.scores(shared), reference.scores(shared))
+        paired = bootstrap.difference(row.scores(shared), reference.scores(shared))
     ends = [record["ticks"] for record in row.records.values()]
     return {
         "name": row.name,
@@ -155,7 +156,7 @@ def _as_json(row: Row, reference: Row | None, swept: Row | None) -> dict[str, An
         "failed_seeds": row.failed,
         "learning_rates": sorted({record["settings"]["optimizer.learning_rate"] for record in row.records.values()}),
         "validation_bpt": row.validation(seeds) if seeds else None,
-        "test_bpt": asdict(statistics.mean(scores)) if scores else None,
+        "test_bpt": asdict(bootstrap.mean(scores)) if scores else None,
         "test_bpt_of_seeds": [round(x, 6) for x in scores.bits_per_token.tolist()] if scores else [],
         "test_bpt_best_adapter": float(row.scores(seeds, "best").bits_per_token.mean()) if seeds else None,
         "difference": _dict(paired),
@@ -191,7 +192,7 @@ def _claim(plan: Plan, task: Task, claimant: Row) -> dict[str, Any] | None:
     def over(reference: Row | None, row: Row | None = claimant) -> Estimate | None:
         if row is None or reference is None or row.failed:
             return None
-        return statistics.relative_excess(row.scores(seeds), reference.scores(seeds))
+        return bootstrap.relative_excess(row.scores(seeds), reference.scores(seeds))
 
     excess = over(best)
     found = outcome(excess, len(seeds))

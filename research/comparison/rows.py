@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from granite_scu.evaluation.statistics import Scores
+from research.comparison.bootstrap import Scores
 from research.comparison.plan import Cell, Plan
 from research.comparison.protocol import Adapter, Arm, Task
 

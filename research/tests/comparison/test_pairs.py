@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from granite_scu.evaluation.statistics import Pair, Scores, mean_relative_excess, relative_excess
 from research.comparison import report, results
+from research.comparison.bootstrap import Pair, Scores, mean_relative_excess, relative_excess
 from research.comparison.evidence import Evidence
 from research.comparison.pairs import pairs
 from research.comparison.plan import Plan
