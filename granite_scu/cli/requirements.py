@@ -9,10 +9,8 @@ import json
 import platform
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
@@ -23,7 +21,7 @@ from rich.text import Text
 from transformers import PretrainedConfig
 
 from granite_scu.cli.console import make_console
-from granite_scu.config.errors import UserError
+from granite_scu.config.errors import UserError, attempt
 from granite_scu.config.request import Request
 from granite_scu.config.settings import (
     DEFAULT_DATASET,
@@ -85,14 +83,6 @@ class Check:
         return self.needed and self.ok is False
 
 
-def _ask(check: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-    """What a check of the run answers; and its refusal, empty where it has none."""
-    try:
-        return check(*arguments), ""
-    except UserError as error:
-        return None, str(error)
-
-
 def check_requirements(request: Request, preset: str | None = None) -> list[Check]:
     """Every requirement of a run. Loads no model; asks the hub only for what the run would download.
 
@@ -118,7 +108,7 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
     built = f"{torch.__version__}, built {f'for CUDA {torch.version.cuda}' if built_for else 'without CUDA'}"
     python = sys.version_info[:2]
     asked = SHORT_PRECISIONS.get(trainer["precision"], trainer["precision"] or "auto")
-    precision, refusal = _ask(resolve_precision, trainer["precision"], device)
+    precision, refusal = attempt(resolve_precision, trainer["precision"], device)
     trains = REFUSED if refusal else f"the run trains in {SHORT_PRECISIONS[precision]}"
     bitsandbytes, four_bits = version_of("bitsandbytes"), base.quantize_4bit
     meant = "holds the base in 4 bits" if four_bits else "for --4bit-quantization only"
@@ -226,15 +216,15 @@ def print_requirements(checks: list[Check], as_json: bool = False) -> None:
 
 
 def _preset(name: str, device: Device) -> Check:
-    _, unknown = _ask(presets.path, name)
+    _, unknown = attempt(presets.path, name)
     warning = unknown or presets.mismatch(name, device) or ""
     meaning = REFUSED if unknown else f"made for {presets.PRESETS[name].cards}"
     return Check("hardware preset", name, not warning, bool(unknown), meaning, warning)
 
 
 def _processes(device: Device, gpus: int | None) -> Check:
-    count, refusal = _ask(machine.gpus_of, gpus, device)
-    processes, refusal = (None, refusal) if refusal else _ask(machine.processes_for, True, device.kind, count)
+    count, refusal = attempt(machine.gpus_of, gpus, device)
+    processes, refusal = (None, refusal) if refusal else attempt(machine.processes_for, True, device.kind, count)
     found = f"{device.count} x {device.name}" + (f", {processes[0] * processes[1]} processes" if processes else "")
     meaning = REFUSED if refusal else "one process for each GPU; on the CPU a launcher starts them"
     return Check("--gpus" if gpus else "--multi-gpu", found, not refusal, True, meaning, refusal)
@@ -277,10 +267,10 @@ def _number_formats(take_tf32: bool, device: Device) -> list[Check]:
 def _flash_attention(asked: str, model: str, isolate: bool, device: Device, precision: str | None) -> Check:
     found, needed = version_of("flash-attn"), asked == "flash_attention_2"
     products = precision or resolve_precision(None, device)
-    taken, refusal = _ask(machine.attention_for, asked, device.supports_flash, products, isolate)
-    config, _ = _ask(_config_of, model)
+    taken, refusal = attempt(machine.attention_for, asked, device.supports_flash, products, isolate)
+    config, _ = attempt(_config_of, model)
     if config and not refusal:
-        taken, refusal = _ask(loading.fitting_attention, config, asked, taken)
+        taken, refusal = attempt(loading.fitting_attention, config, asked, taken)
     ok = not refusal if needed else found is not None and device.supports_flash
     meaning = REFUSED if refusal else f"attention runs in {taken}"
     return Check("flash-attn", found or "not installed", ok, needed, meaning, refusal)
@@ -290,15 +280,15 @@ def _mamba_kernels(asked: str, deterministic: bool, model: str, device: str, pre
     name, needed, ours = "Mamba-2 kernels", asked in ("cuda", "hub"), "the layers run in PyTorch"
     installed = kernels.installed(asked)
     found = ", ".join(f"{package} {version}" for package, version in installed.items()) or "not installed"
-    taken, refusal = _ask(machine.kernels_for, asked, deterministic)
-    refusal = refusal or _ask(kernels.check, taken, device)[1]
+    taken, refusal = attempt(machine.kernels_for, asked, deterministic)
+    refusal = refusal or attempt(kernels.check, taken, device)[1]
     if refusal:
         return Check(name, found, False, True, REFUSED, refusal)
     if taken == "torch" or device == "cpu":
         return Check(name, found, None, False, f"not used: {ours}")
     if not installed:
         return Check(name, found, False, False, ours, kernels.INSTALL)
-    sizes, _ = _ask(_mamba_sizes, model)
+    sizes, _ = attempt(_mamba_sizes, model)
     if sizes is None or precision is None:
         return Check(name, found, True, needed, "not tried here: no Mamba-2 layers of known sizes, or no precision")
     chosen, wrong = kernels.first_right(torch.device(device), WEIGHT_DTYPES[precision], sizes, asked)
@@ -325,11 +315,11 @@ def _is_unknown(model: str) -> bool:
 
 
 def _model(name: str) -> Check:
-    _, refusal = _ask(finding.resolve, name)
+    _, refusal = attempt(finding.resolve, name)
     if refusal:
         return Check("base model", name, False, True, REFUSED, refusal)
     place = _place(name)
-    if refusal := _ask(loading.outline, name)[1] if place != "on the hub" else None:
+    if refusal := attempt(loading.outline, name)[1] if place != "on the hub" else None:
         return Check("base model", f"{name} ({place})", False, True, REFUSED, refusal)
     meaning = "is downloaded first" if place == "on the hub" else "read from disk"
     return Check("base model", f"{name} ({place})", True, True, meaning)
@@ -351,7 +341,7 @@ def _is_cached(repository: str, file: str, kind: str = "model") -> bool:
 
 
 def _loggers(run: RunConfig) -> Check:
-    _, refusal = _ask(check_loggers, run.loggers, run.logger_offline)
+    _, refusal = attempt(check_loggers, run.loggers, run.logger_offline)
     meaning = REFUSED if refusal else "they log beside TensorBoard and CSV"
     return Check("--logger", ", ".join(run.loggers), not refusal, True, meaning, refusal)
 
@@ -366,7 +356,7 @@ def _run_folder(request: Request) -> Check:
         with claimed(folder, request, resume):
             return resume
 
-    resume, refusal = _ask(open_it)
+    resume, refusal = attempt(open_it)
     if refusal:
         return Check("run folder", str(folder.path), False, True, REFUSED, refusal)
     meaning = "is made" if is_new else "what a run has written there is deleted" if run.overwrite else "is free"
@@ -388,7 +378,8 @@ def _hub(model: str, sources: list[str]) -> Check:
     sets = [source.removeprefix(HUB_PREFIX).partition(":")[0] for source in sources if source.startswith(HUB_PREFIX)]
     if sources == [DEFAULT_DATASET] and _is_cached(sets[0], _DATASET_FILE, "dataset"):
         sets = []
-    asked = [(model, api.model_info)] if not _ask(finding.resolve, model)[1] and _place(model) == "on the hub" else []
+    from_hub = not attempt(finding.resolve, model)[1] and _place(model) == "on the hub"
+    asked = [(model, api.model_info)] if from_hub else []
     asked += [(sets[0], api.dataset_info)] if sets else []
     if not asked:
         return Check(name, "not asked", None, False, "this run downloads nothing")

@@ -1,5 +1,8 @@
 """The ways a run ends before its end, and the exit code of each."""
 
+from collections.abc import Callable
+from typing import Any
+
 WRONG_REQUEST, FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
 """Exit codes: of a request to be changed, of a run that failed, after Ctrl-C, after SIGTERM."""
 
@@ -40,3 +43,11 @@ class Stopped(_OneLine):
     def __init__(self, line: str, code: int, alone: bool = False) -> None:
         super().__init__(line)
         self.code, self.alone = code, alone
+
+
+def attempt(check: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """What a function returns, and its refusal by ``UserError``; one of the two is empty."""
+    try:
+        return check(*arguments), ""
+    except UserError as error:
+        return None, str(error)

@@ -9,6 +9,7 @@ import numpy as np
 
 from granite_scu.viz import style
 from granite_scu.viz.run_folder import Run
+from granite_scu.viz.words import flat
 
 _COMPARED = ("base", "lora", "optimizer", "prior", "data", "control", "drift", "trainer")
 """What of a run's settings may set it apart; where it ran, and where it was written to, may not."""
@@ -102,19 +103,11 @@ def _looks(families: Sequence[Sequence[int]]) -> dict[int, tuple[Any, tuple[floa
 def _settings(run: Run) -> dict[str, Any]:
     """What was asked for, without what ``_law`` tells or the controller does not use."""
     groups = ((name, run.settings.get(name)) for name in _COMPARED)
-    found = dict(_flat({name: values for name, values in groups if isinstance(values, dict)}))
+    found = dict(flat({name: values for name, values in groups if isinstance(values, dict)}))
     told = {"control.controller", "control.target_s", *(["drift.max_drift"] if run.holds_drift else [])}
     if _controller(run) in ("fixed", "none"):
         told.add("control.lambda_init")
     return {name: value for name, value in found.items() if name not in told and not name.startswith(_NOT_COMPARED)}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _controller(run: Run) -> str:

@@ -1,11 +1,11 @@
 """The part of a report that says how the run was set up: what differs from the defaults, and behind it the rest."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 from granite_scu.viz.run_folder import Run
-from granite_scu.viz.words import part, shown
+from granite_scu.viz.words import flat, part, shown
 
 _GROUPS = {
     "base": "Base model", "lora": "LoRA", "start": "Adapter at the start", "optimizer": "Optimizer", "prior": "Prior",
@@ -78,7 +78,7 @@ def _sections(groups: Mapping[str, Mapping[str, Any]]) -> str:
 def _group(title: str, values: Mapping[str, Any]) -> str:
     rows = [
         f'<tr><th scope="row">{_breakable(name)}</th><td>{escape(shown(value))}</td></tr>'
-        for name, value in _flat(values)
+        for name, value in flat(values)
         if value is not None
     ]
     if not rows:
@@ -88,11 +88,3 @@ def _group(title: str, values: Mapping[str, Any]) -> str:
 
 def _breakable(name: str) -> str:
     return escape(name).replace("_", "_<wbr>").replace(".", ".<wbr>")
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

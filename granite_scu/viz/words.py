@@ -1,7 +1,7 @@
 """Numbers and settings in words, as a page has them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -13,6 +13,15 @@ def part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The object of that name, empty where there is none."""
     value = values.get(name)
     return value if isinstance(value, dict) else {}
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """``{"group": {"name": value}}`` as pairs of ``group.name`` and value, however deep."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def shown(value: object) -> str:

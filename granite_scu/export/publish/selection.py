@@ -1,7 +1,7 @@
 """What of a run folder is published, checked and made safe to publish; everything else stays where it is."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from granite_scu.config.errors import UserError
+from granite_scu.config.errors import UserError, attempt
 from granite_scu.config.settings import TINY_MODEL, is_local
 from granite_scu.config.untrusted_input import only_files
 from granite_scu.export.publish import leaks, model_card, pictures
@@ -122,23 +122,15 @@ def prepare(
         )
     with _taken_for_a_runs(folder):
         facts |= {"base_model": base, "repo_id": repo_id, "revision": revision, "license": licence}
-        evaluation, problem = _asked(model_card.evaluation_of, folder)
+        evaluation, problem = attempt(model_card.evaluation_of, folder)
         facts["evaluation"] = evaluation
         files = {MODEL_CARD: model_card.model_card(facts).encode(), **files}
         notes = tuple(_notes(facts))
     # All of them at once: what has leaked must not wait behind another refusal.
-    found = [_asked(_check_content, folder, name, content)[1] for name, content in files.items()]
+    found = [attempt(_check_content, folder, name, content)[1] for name, content in files.items()]
     if problems := [*filter(None, [*found, problem])]:
         raise UserError("; and ".join(problems))
     return Publication(files, base, tuple(left_out), notes, counts)
-
-
-def _asked(check: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-    """What a function returns, and its refusal; one of the two is empty."""
-    try:
-        return check(*arguments), ""
-    except UserError as error:
-        return None, str(error)
 
 
 @contextmanager
