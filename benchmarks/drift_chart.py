@@ -56,6 +56,7 @@ def draw(lines: list[Line]) -> Figure:
         by_drift.set_xlabel("drift", fontsize=style.TICKS)
         by_drift.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
         by_drift.set_ylabel("bits saved", fontsize=style.TICKS)
+        by_questions.set(xlim=(0, None), ylim=(0, 1.04))
         by_questions.set_xlabel("general answers lost", fontsize=style.TICKS)
         by_questions.set_ylabel("own answers right" if asked else "bits saved", fontsize=style.TICKS)
         for axes in (by_drift, by_questions):

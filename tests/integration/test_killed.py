@@ -166,7 +166,9 @@ def test_a_run_killed_in_its_last_writings_needs_no_step_more(whole, cut, flags,
         outcome = cut.finish(flags)
         assert same(whole(flags), outcome)
         assert (cut.folder / "README.md").is_file()
-    assert (cut.folder / "final").is_dir() == (flags in (WORSE, DRIFT)) and not (cut.folder / "best").exists()
+    assert not (cut.folder / "best").exists()
+    if flags != DRIFT:  # whose last adapter may be the best within its budget
+        assert (cut.folder / "final").is_dir() == (flags == WORSE)
 
 
 @pytest.mark.slow
