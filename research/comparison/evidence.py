@@ -88,8 +88,11 @@ class Spec:
         known = [field for law in acting for field in fields(LAWS[law])]
         own = {field.name: field.default for field in known if field.default is not MISSING}
         given = {name: self.settings.get(f"control.{name}", default) for name, default in own.items()}
-        rule = {"rule": AUTO_RULE, **asdict(AutoSetpoint())}
-        return given | (rule if self.settings.get("control.target_s") == AUTO else {})
+        rule = {"rule": AUTO_RULE, **asdict(AutoSetpoint())} if self.settings.get("control.target_s") == AUTO else {}
+        for gains in (given, rule.get("law", {})):
+            if gains.get("lead") == 0:
+                del gains["lead"]  # it came later: where a law does not look ahead, keys are what they were
+        return given | rule
 
     @property
     def file(self) -> Path:

@@ -91,7 +91,7 @@ def dotted_settings(spec: Spec, settings: dict[str, Any], folder: Path) -> dict[
         "trainer.precision": spec.precision,
         "data.path": place_of(task.scored_on),
         "data.isolate_documents": False,  # the protocol's: its evidence is from before documents were kept apart
-        "run.output_dir": folder,
+        "run.output_dir": str(folder),
         "run.save_steps": 1_000_000,  # never: a run is minutes long
         "run.samples": 0,
         "trainer.limit_val_batches": VALIDATION_TOKENS,  # the text is cut to size itself
