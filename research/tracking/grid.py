@@ -50,6 +50,7 @@ class TrackingCell:
         """Names the finished run; it changes with the law's defaults and code, and with a text of the user's own."""
         law = {field.name: field.default for field in fields(LAWS[self.controller])}
         law = {name: str(default) for name, default in law.items() if default is not MISSING}
+        law.pop("lead", None)  # it came later, and is 0 but for drift
         # Without what is "", as those runs are named that were finished before it was part of the name.
         own = {name: value for name, value in asdict(self).items() if name not in ("content", "precision") or value}
         code = evidence.revisions(self.controller)
