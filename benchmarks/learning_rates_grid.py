@@ -90,6 +90,7 @@ CELLS = [
     *(Cell(_REAL, data, 100, 1e-4, 2) for data in ("format", "style", "text")),
     *_cells(_REAL, "facts", 30, 8, (3e-3,)),
     *_cells(_HYBRID, "facts", 5000, 1, (1e-3, 3e-3)),
+    *_cells(_HYBRID, "facts", 5000, 4, (3e-3,)),
     *_cells(_REAL, "facts", 1000, 1, (3e-3,)),
     *_cells(_REAL, "facts", 100, 4, (1e-3,)),
     *_cells(_REAL, "format", 30, 4, (1e-3, 3e-4)),
