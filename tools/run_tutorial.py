@@ -29,17 +29,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def commands(body: str) -> list[str]:
-    """Those of a block; one goes on in lines right behind it that begin with ``> ``. Further down they were printed."""
+    """Those of a block; lines right behind one that begin with ``> `` continue it. Further down they were printed."""
     found: list[str] = []
-    goes_on = False
+    continues = False
     for line in body.splitlines():
         if line.startswith("$ "):
             found.append(line[2:])
-            goes_on = True
-        elif goes_on and line.startswith("> "):
+            continues = True
+        elif continues and line.startswith("> "):
             found[-1] += f"\n{line[2:]}"
         else:
-            goes_on = False
+            continues = False
     return found
 
 

@@ -163,7 +163,7 @@ class GeneralPart:
 
     Of each batch a rank has its share of the rows, so that batches do not depend on how many processes there are. The
     hidden states of the model as training began are made when a batch is first read, and kept: a forward pass less each
-    time. Where logits are more than a product of these, as in Gemma, they are made anew: logits of all the text would
+    time. Where logits are more than a product of these, as in Gemma, they are made again: logits of all the text would
     not fit.
 
     It leaves the run as it is: it touches no ``.grad``, draws no random number and takes no training batch.

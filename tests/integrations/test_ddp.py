@@ -1,4 +1,4 @@
-"""Two processes of either trainer on half a batch each steer as one does on the whole of it."""
+"""Two processes of either trainer on half a batch each steer as one does on all of it."""
 
 import json
 import os
