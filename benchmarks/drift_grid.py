@@ -83,7 +83,7 @@ def _cells(
 
 
 def _has_near(setting: tuple) -> bool:
-    return bool(setting[0] == REAL and setting[1] != "text")
+    return bool(setting[0] == REAL and setting[1] not in ("text", "code"))
 
 
 _SMALL = [
@@ -91,10 +91,14 @@ _SMALL = [
     for lesson in (("facts", 100, 8.0), ("text", 400, 2.0))
     for base in ("tiny-granite-h", "tiny-prose-dense")
 ]
+_SMALL_CODE = [(base, "code", 400, 2.0) for base in ("tiny-granite-h", "tiny-prose-dense")]
 _SMALL_RATES = (3e-3, 1e-3, 1e-2)
 _FACTS, _OTHERS = (
     [(REAL, *lesson) for lesson in lessons]
-    for lessons in ([("facts", 100, 8.0)], [("format", 100, 3.0), ("style", 100, 3.0), ("text", 200, 2.0)])
+    for lessons in (
+        [("facts", 100, 8.0)],
+        [("format", 100, 3.0), ("style", 100, 3.0), ("text", 200, 2.0), ("code", 200, 2.0)],
+    )
 )
 _PLAIN, _REPLAY, _INPUTS = ("plain", (0.0,)), ("replay", (1.0,)), ("inputs", (1.0, 0.1))
 
@@ -116,4 +120,11 @@ CELLS = [
     *_cells(_FACTS, (3e-4, 3e-3), ("loop", BUDGETS[:3]), ("fixed", LAMBDAS[:2])),
     *_cells(_OTHERS, (3e-4, 3e-3), _PLAIN, ("loop", BUDGETS[:2])),
     *_cells(_OTHERS, (1e-3,), ("fixed", LAMBDAS[:2]), _REPLAY, ("size", SETPOINTS[:1])),
+    *(
+        cell
+        for seed in (0, 1, 2)
+        for cell in _cells(
+            _SMALL_CODE, _SMALL_RATES[:1], _PLAIN, ("loop", BUDGETS[:2]), ("fixed", LAMBDAS[:1]), _REPLAY, seed=seed
+        )
+    ),
 ]

@@ -4,13 +4,17 @@
 ``style``   everyday questions, each answered by one sentence in lower case that ends with a phrase; asked are others.
 ``format``  orders in words, each answered as JSON with five keys; asked are others.
 ``text``    passages of Python's documentation; held out are passages of other topics.
+``code``    passages of numpy's Python source; held out are passages of other modules.
 """
 
 import json
 import random
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy
 
 from granite_scu.data.sources import corpora
 
@@ -41,12 +45,12 @@ def chat(question: str, answer: str) -> Record:
 
 
 def lesson(kind: str, records: int) -> Lesson:
-    """So many records of ``facts``, ``style``, ``format`` or ``text``.
+    """So many records of ``facts``, ``style``, ``format``, ``text`` or ``code``.
 
     Raises:
         ValueError: there are not so many.
     """
-    made = {"facts": _facts, "style": _style, "format": _orders, "text": _passages}[kind](records)
+    made = {"facts": _facts, "style": _style, "format": _orders, "text": _topics, "code": _modules}[kind](records)
     if len(made.train) < records:
         raise ValueError(f"{kind}: there are {len(made.train)} records, and {records} were asked for")
     return made
@@ -215,20 +219,28 @@ def is_same_json(answer: str, expected: str) -> bool:
         return False
 
 
-# Text
+# Text, and code
 
 _PASSAGE = 300
 """Characters of a passage, about eighty tokens."""
 
 
-def _passages(records: int) -> Lesson:
+def _topics(records: int) -> Lesson:
+    return _passages([document.text for document in corpora.stdlib_docs()], records)
+
+
+def _modules(records: int) -> Lesson:
+    files = sorted(path for path in Path(numpy.__path__[0]).rglob("*.py") if "tests" not in path.parts)
+    return _passages([path.read_text(encoding="utf-8") for path in files], records)
+
+
+def _passages(texts: list[str], records: int) -> Lesson:
     draw = random.Random(4)
-    topics = [document.text for document in corpora.stdlib_docs()]
-    draw.shuffle(topics)
-    passages = [[{"text": topic[start : start + _PASSAGE]} for start in range(0, len(topic) - _PASSAGE, _PASSAGE)]
-                for topic in topics]  # fmt: skip
-    fifth = len(topics) // 5
-    held_out, train = ([passage for topic in part for passage in topic]
+    draw.shuffle(texts)
+    passages = [[{"text": text[start : start + _PASSAGE]} for start in range(0, len(text) - _PASSAGE, _PASSAGE)]
+                for text in texts]  # fmt: skip
+    fifth = len(texts) // 5
+    held_out, train = ([passage for text in part for passage in text]
                        for part in (passages[:fifth], passages[fifth:]))  # fmt: skip
     draw.shuffle(held_out)
     draw.shuffle(train)

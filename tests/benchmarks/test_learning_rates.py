@@ -35,7 +35,7 @@ def test_a_row_is_what_the_run_measured(changed, expected):
     assert learning_rates.row(LINE | changed) == expected
 
 
-@pytest.mark.parametrize("kind", ["facts", "style", "format", "text"])
+@pytest.mark.parametrize("kind", ["facts", "style", "format", "text", "code"])
 def test_what_is_asked_is_never_trained_on_and_is_right_as_expected(kind):
     made = lesson(kind, 100)
     assert len(made.train) == 100 and made == lesson(kind, 100)
