@@ -17,7 +17,7 @@ from granite_scu.config import flags
 ROOT = Path(__file__).parents[1]
 README, CHANGELOG, DOCS = ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "docs"
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
-MOST_WORDS, MOST_IN_README, MOST_IN_LOG = 24_000, 900, 3_000
+MAX_WORDS, MAX_IN_README, MAX_IN_LOG = 24_000, 900, 3_000
 
 NOT_OURS = {"--requeue", "--local-dir", "--max-restarts", "--max-lora-rank", "--signal"}
 """Flags of other programs that pages name."""
@@ -28,9 +28,9 @@ def words(path: Path) -> int:
 
 
 def test_the_documents_keep_to_their_lengths():
-    assert words(README) <= MOST_IN_README
-    assert sum(map(words, [CHANGELOG, *PAGES])) <= MOST_WORDS
-    assert words(ROOT / "notes" / "log.md") <= MOST_IN_LOG
+    assert words(README) <= MAX_IN_README
+    assert sum(map(words, [CHANGELOG, *PAGES])) <= MAX_WORDS
+    assert words(ROOT / "notes" / "log.md") <= MAX_IN_LOG
 
 
 def unused_words() -> list[str]:

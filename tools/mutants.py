@@ -32,7 +32,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-LEAST_KILLED = 0.9
+MIN_KILLED = 0.9
 
 SWAPPED = {
     ast.Lt: ("<", ("<=", ">=")), ast.LtE: ("<=", ("<", ">")), ast.Gt: (">", (">=", "<=")), ast.GtE: (">=", (">", "<")),
@@ -419,7 +419,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(report(results, data.get("known", [])))
-    return int(sum(killed for _, killed in results) < LEAST_KILLED * len(results))
+    return int(sum(killed for _, killed in results) < MIN_KILLED * len(results))
 
 
 def run(root: Path, data: dict, count: int, seed: int, only: str, jobs: int) -> list[tuple[Mutant, bool]]:

@@ -27,7 +27,7 @@ EXAMPLES = (
 )
 
 
-MOST_BYTES = 10_000_000
+MAX_BYTES = 10_000_000
 """Of a prompt."""
 
 COMMONEST = ("--prompt", "--prompt-file", "--chat", "--max-new-tokens", "--temperature", "--model")
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
     headings = (f"base: {base.name}", f"adapter: {options.run}")
     texts = {heading: partial(write, switch) for heading, switch in zip(headings, switches, strict=True)}
-    wide = console.is_terminal and console.width >= generate.LEAST_WIDTH
+    wide = console.is_terminal and console.width >= generate.MIN_WIDTH
     show = generate.beside if wide else generate.one_after_another
     if not talking:
         show(texts, console)
@@ -139,17 +139,17 @@ def read_prompt(text: str | None, file: str | None) -> str:
     try:
         if file is not None:
             with Path(file).expanduser().open("rb") as given:
-                text = given.read(MOST_BYTES + 1).decode()
+                text = given.read(MAX_BYTES + 1).decode()
         elif text is None:
-            text = sys.stdin.buffer.read(MOST_BYTES + 1).decode()
+            text = sys.stdin.buffer.read(MAX_BYTES + 1).decode()
         else:
             text = os.fsencode(text).decode()  # whatever the locale made of the bytes of the command line
     except OSError as error:
         raise UserError(f"{flag}: cannot be read ({error.strerror})") from error
     except UnicodeError as error:
         raise UserError(f"{flag}: is not UTF-8 text") from error
-    if len(text) > MOST_BYTES:
-        raise UserError(f"{flag}: has more than {MOST_BYTES:,} characters, which no model reads; shorten it")
+    if len(text) > MAX_BYTES:
+        raise UserError(f"{flag}: has more than {MAX_BYTES:,} characters, which no model reads; shorten it")
     if not text.strip():
         raise UserError(f"{flag}: the text is empty")
     text = unix(text)

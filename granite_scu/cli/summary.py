@@ -11,7 +11,7 @@ from granite_scu.config.settings import RunConfig
 from granite_scu.control.units import counted, duration, per_cent
 from granite_scu.evaluation.bpt.report import shown_answers
 from granite_scu.storage.run_folder import ANSWERS, LAST_ADAPTER, TRAINING_CONFIG, read_json
-from granite_scu.training.callbacks.samples import MOST_SECONDS
+from granite_scu.training.callbacks.samples import MAX_SECONDS
 from granite_scu.viz import adapter_size
 from granite_scu.viz.run_folder import read_validations
 from granite_scu.viz.what_now import lower_rate, verdict
@@ -31,7 +31,7 @@ CONTINUE = ('granite-scu generate {run} --prompt "..."', "base model and adapter
 TALK = ("granite-scu generate {run} --chat", "talk to base model and adapter")
 """Commands that continue with a finished run, and what each does; the last two of texts and of chats."""
 
-IN_TIME = f"in {duration(MOST_SECONDS)}"
+IN_TIME = f"in {duration(MAX_SECONDS)}"
 """What a run waits for each kind of answers."""
 
 SHOWN = 4

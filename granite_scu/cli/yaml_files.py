@@ -14,7 +14,7 @@ from granite_scu.config.errors import UserError
 _LARGEST = 10_000
 """Entries of a configuration, each alias counted as what it stands for: a few hundred are in the largest of ours."""
 
-_MOST_DIGITS = 400
+_MAX_DIGITS = 400
 """Of a whole number; Python converts none of more than some thousands."""
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -158,7 +158,7 @@ def _wrong(node: yaml.Node) -> str | None:
         tag = node.tag.replace(_TAG, "!!")
         return f"{tag}{place}: is no plain value, as settings are: numbers, texts, switches and lists of them"
     if node.tag == f"{_TAG}int":
-        if len(node.value) > _MOST_DIGITS:
+        if len(node.value) > _MAX_DIGITS:
             return f"has a number of {len(node.value):,} digits{place}; correct it"
         if re.match(r"[-+]?0\d", node.value):  # in YAML 1.1; to nearly everybody 010 is ten
             return (

@@ -26,7 +26,7 @@ from granite_scu.control.units import counted
 from granite_scu.data.blocks.filtering import blocks_of, left_out, repeated
 from granite_scu.data.blocks.packing import Block, Blocks, Layout, best_fit, in_a_row, padding_of
 from granite_scu.data.blocks.sampling import EndlessBatches, indices
-from granite_scu.data.blocks.splitting import Division, by_block, divide, least_blocks
+from granite_scu.data.blocks.splitting import Division, by_block, divide, min_blocks
 from granite_scu.data.sources.documents import SPLITS
 from granite_scu.data.sources.read import sources_of
 from granite_scu.data.tokens.corpus import prepare
@@ -427,7 +427,7 @@ def collate(blocks: list[Block], isolate: bool = True, uniform: bool = False) ->
 def tail_held_out(whole: Blocks, config: DataConfig) -> dict[str, Blocks]:
     """The blocks of a corpus of few documents, divided. Raises UserError where they are too few."""
     each = 0.1 if config.held_out_share is None else float(config.held_out_share) / 2
-    least = least_blocks(each)
+    least = min_blocks(each)
     if len(whole) < least:
         size = whole.block_size
         raise UserError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from granite_scu.data.blocks.packing import padding_of
-from granite_scu.evaluation.answers import Question, batches_of, ends_of, greedy, most_new
+from granite_scu.evaluation.answers import Question, batches_of, ends_of, greedy, max_answer_tokens
 
 STEPS = 6
 """Tokens that are timed."""
@@ -54,7 +54,7 @@ def seconds_of(questions: Sequence[Question], pace: AnsweringPace, learned: bool
     """
     return sum(
         _padded(batch) * pace.prompt
-        + pace.step * (1 + max(len(question.answer) for question in batch) if learned else most_new(batch))
+        + pace.step * (1 + max(len(question.answer) for question in batch) if learned else max_answer_tokens(batch))
         for batch in batches_of(questions)
     )
 

@@ -28,10 +28,10 @@ T = TypeVar("T")
 BATCH = 8
 """Questions that are answered at the same time. On a CPU more are no faster; on a GPU thirty take seconds anyway."""
 
-MOST_TOKENS = 16_384
+MAX_TOKENS = 16_384
 """Of the questions and answers of a batch: what their keys and values take is small beside what training took."""
 
-LONGER, MORE, MOST_NEW = 1.5, 16, 512
+LONGER, MORE, MAX_NEW_TOKENS = 1.5, 16, 512
 """An answer may have so many times the tokens of the longest that is expected in its batch, so many more, and so many
 at most."""
 
@@ -217,7 +217,7 @@ def written(
     ends, padding = ends_of(model, tokenizer, questions), padding_of(tokenizer)
     found: dict[str, list[list[int]]] = {name: [] for name in switches}
     for batch in shown(list(batches_of(questions))):
-        prompts, most, answers = [question.tokens for question in batch], most_new(batch), []
+        prompts, most, answers = [question.tokens for question in batch], max_answer_tokens(batch), []
         for switch in switches.values():
             with switch():
                 answers.append(greedy(model, prompts, most, ends, padding, deadline))
@@ -229,11 +229,11 @@ def written(
 
 
 def batches_of(questions: Sequence[Question]) -> Iterator[Sequence[Question]]:
-    """The questions in their order, as many at a time as ``BATCH`` and ``MOST_TOKENS`` allow; one at the least."""
+    """The questions in their order, as many at a time as ``BATCH`` and ``MAX_TOKENS`` allow; one at the least."""
 
     def fits(batch: Sequence[Question]) -> bool:
-        longest = max(len(each.tokens) for each in batch) + most_new(batch)
-        return len(batch) <= BATCH and longest * len(batch) <= MOST_TOKENS
+        longest = max(len(each.tokens) for each in batch) + max_answer_tokens(batch)
+        return len(batch) <= BATCH and longest * len(batch) <= MAX_TOKENS
 
     return grouped(questions, fits)
 
@@ -250,9 +250,9 @@ def grouped(items: Iterable[T], fits: Callable[[Sequence[T]], bool]) -> Iterator
         yield group
 
 
-def most_new(batch: Sequence[Question]) -> int:
+def max_answer_tokens(batch: Sequence[Question]) -> int:
     """Tokens that an answer of a batch may have."""
-    return min(MOST_NEW, math.ceil(LONGER * max(len(question.answer) for question in batch)) + MORE)
+    return min(MAX_NEW_TOKENS, math.ceil(LONGER * max(len(question.answer) for question in batch)) + MORE)
 
 
 def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question]) -> list[int]:

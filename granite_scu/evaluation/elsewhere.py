@@ -41,7 +41,7 @@ FILE = Path(__file__).with_name("general_questions.jsonl")
 BY_CHANCE = 0.05
 """Probability below which more answers lost than won are no chance."""
 
-LEAST_BITS = 0.1
+MIN_BITS = 0.1
 """More bits per token that count as lost, where their interval is above 0: a choice, by which a right word is 7 % less
 likely. Less is a difference in style, which paired questions show however small it is."""
 
@@ -296,7 +296,7 @@ def summary(tried: Tried, before: str, after: str) -> dict[str, Any]:
         probability of as many more lost than won if each were as likely (sign test); ``bits_before``, ``bits_after``,
         ``tokens`` that they are over, and ``bits_interval`` of their difference over the questions (null of fewer than
         ten); ``drift``, see ``drift_on`` (null where nothing was answered); ``damaged``: more answers were lost than
-        chance explains, or more than ``LEAST_BITS``.
+        chance explains, or more than ``MIN_BITS``.
     """
     answered = [record for record in records(tried, before, after) if "after" in record]
     lost = [record["question"] for record in answered if record["right_before"] and not record["right_after"]]
@@ -319,7 +319,7 @@ def summary(tried: Tried, before: str, after: str) -> dict[str, Any]:
         "bits_interval": None if math.isnan(change.low) else [change.low, change.high],
         "tokens": total,
         "drift": (moved := tried.drifts.get(after)) and drift_record(moved),
-        "damaged": chance < BY_CHANCE or (change.low > 0 and change.mean > LEAST_BITS),
+        "damaged": chance < BY_CHANCE or (change.low > 0 and change.mean > MIN_BITS),
     }
 
 

@@ -32,7 +32,7 @@ AUTO = "auto"
 LONGEST = 512
 """Tokens of a document; a longer text is cut into several."""
 
-LEAST = 128
+MIN_TOKENS = 128
 """Counted tokens of each part: a batch of the anchor's."""
 
 _SCHEMA = "granite-scu general text 1"
@@ -111,12 +111,12 @@ class GeneralText:
         """The text, where each of its parts fills a batch. Raises UserError."""
         parts = self.parts()
         counts = [sum(each.n_counted for each in part) for part in (parts.anchor, parts.steering, parts.held_out)]
-        if min(counts) < LEAST:
+        if min(counts) < MIN_TOKENS:
             flag = "--general-tokens" if self.source == AUTO else f"--general-data {self.source}"
             raise UserError(
                 f"{flag}: {len(self.documents)} texts with {self.n_counted:,} tokens to measure drift on are too few: "
                 f"of the half that anchors, the quarter that steers and the quarter that is held out, the smallest has "
-                f"{min(counts)} tokens, and a batch takes {LEAST}; give more text, or texts of more even length"
+                f"{min(counts)} tokens, and a batch takes {MIN_TOKENS}; give more text, or texts of more even length"
             )
         return self
 
@@ -304,9 +304,9 @@ def batches(documents: Sequence[Document], tokens: int, padding: int) -> list[di
 def anchor_batches(documents: Sequence[Document], tokens: int, padding: int) -> list[dict[str, Tensor]]:
     """The same of pieces of the documents: a step pays for a batch, which has not many more than ``tokens`` positions.
 
-    A document of more than that, and than ``LEAST`` tokens, is cut; pieces in which nothing counts are left out.
+    A document of more than that, and than ``MIN_TOKENS`` tokens, is cut; pieces in which nothing counts are left out.
     """
-    longest = max(tokens, LEAST)
+    longest = max(tokens, MIN_TOKENS)
     cuts = [
         (slice(start, start + longest + 1), document)
         for document in documents

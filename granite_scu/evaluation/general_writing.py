@@ -39,13 +39,13 @@ log = logging.getLogger(__name__)
 BATCH = 32
 """Texts that are written at the same time."""
 
-MOST_OF_QUESTION = 64
+MAX_OF_QUESTION = 64
 """Tokens of a question, with what ends its turn; a longer one is drawn again."""
 
 FIRST_WORDS = 2
 """Words of a question that is trained on, which one of the model's own begins with: none of what the data are about."""
 
-MOST_OF_TEXT = (64, 256)
+MAX_OF_TEXT = (64, 256)
 """Tokens of an answer or a text, in one batch and in the next: there are short ones, and long ones with their ends."""
 
 DRAWS = 4
@@ -129,7 +129,7 @@ def place_of(
         "base": sorted(str(each["sha256"]) for each in base["files"].values()),
         "tokenizer": hashlib.sha256(backend_of(tokenizer).to_str().encode()).hexdigest(),
         "template": templates.checksum(tokenizer),
-        "how": [tokens, seed, BATCH, MOST_OF_QUESTION, MOST_OF_TEXT, *openings],
+        "how": [tokens, seed, BATCH, MAX_OF_QUESTION, MAX_OF_TEXT, *openings],
     }
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     with suppress(RuntimeError):  # this user has no home folder
@@ -172,7 +172,7 @@ def write(
                 deque(islice(progress, document.n_counted), 0)
         if counted >= tokens:
             return GeneralText(tuple(written), AUTO)
-        if drawn > DRAWS * tokens + BATCH * MOST_OF_QUESTION:
+        if drawn > DRAWS * tokens + BATCH * MAX_OF_QUESTION:
             raise UserError(
                 f"--general-data auto: of {drawn:,} tokens that the base model wrote, {counted:,} are of use (neither "
                 f"empty, nor repeated, nor without the end of a question), and {tokens:,} are wanted; {REMEDY}"
@@ -196,9 +196,9 @@ def _draws(
         form = _form(tokenizer)
         stops = sorted({*ends, form.turn_end, form.answer_end})
         begun = cycle([[*form.opening, *token_ids(words, tokenizer)] for words in openings])
-        for number, most in enumerate(cycle(MOST_OF_TEXT)):
+        for number, most in enumerate(cycle(MAX_OF_TEXT)):
             before = [next(begun, form.opening) for _ in range(BATCH)]
-            asked = continuations(model, before, MOST_OF_QUESTION, stops, padding, noise=noise)
+            asked = continuations(model, before, MAX_OF_QUESTION, stops, padding, noise=noise)
             kept = [
                 (opening, each)
                 for opening, each in zip(before, asked, strict=True)
@@ -216,7 +216,7 @@ def _draws(
             ]
             yield _Draw(found, sum(map(len, [*asked, *said])))
     opening = beginning(tokenizer) or [tokenizer.eos_token_id]
-    for most in cycle(MOST_OF_TEXT):
+    for most in cycle(MAX_OF_TEXT):
         texts = continuations(model, [opening] * BATCH, most, ends, padding, noise=noise)
         found = [_joined((opening, False), (each, True)) for each in texts if _has_words(each, tokenizer)]
         yield _Draw(found, sum(map(len, texts)))

@@ -20,7 +20,7 @@ from granite_scu.data.tokens.special_tokens import ReadAs
 
 log = logging.getLogger(__name__)
 
-LEAST_WIDTH = 80
+MIN_WIDTH = 80
 """Columns of a terminal from which on two texts are readable beside one another."""
 
 

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 DRAWS = 10_000
 LEVEL = 0.95
-LEAST_UNITS = 10
+MIN_UNITS = 10
 """Documents below which no interval is given: of so few, no bootstrap covers what it promises."""
-MOST_FOR_BCA = 3000
+MAX_FOR_BCA = 3000
 """Documents above which the interval is the percentile interval: BCa's corrections have vanished there."""
 CELLS_AT_A_TIME = 10_000_000
 """Numbers that the bootstrap over documents holds at a time."""
@@ -46,12 +46,12 @@ def difference_over_documents(arm: Floats, reference: Floats, tokens: NDArray[np
         seed: of the draws.
 
     Returns:
-        An interval of nan for fewer than ``LEAST_UNITS`` documents.
+        An interval of nan for fewer than ``MIN_UNITS`` documents.
     """
     assert arm.shape == reference.shape == tokens.shape and tokens.min() > 0
     excess = (arm - reference) / math.log(2)
     mean = float(excess.sum() / tokens.sum())
-    if len(tokens) < LEAST_UNITS:
+    if len(tokens) < MIN_UNITS:
         return Estimate(mean, math.nan, math.nan)
     if np.ptp(excess / tokens) <= 1e-12:  # every document says the same, down to rounding: BCa would divide by 0
         return Estimate(mean, mean, mean)
@@ -62,7 +62,7 @@ def difference_over_documents(arm: Floats, reference: Floats, tokens: NDArray[np
         drawn = generator.integers(0, n, (min(at_a_time, DRAWS - first), n))
         replicates.append(excess[drawn].sum(1) / tokens[drawn].sum(1))
     without = (excess.sum() - excess) / (tokens.sum() - tokens)
-    low, high = _bca(mean, np.concatenate(replicates), without if n <= MOST_FOR_BCA else None)
+    low, high = _bca(mean, np.concatenate(replicates), without if n <= MAX_FOR_BCA else None)
     return Estimate(mean, low, high)
 
 

@@ -22,8 +22,8 @@ from granite_scu.storage.run_folder import (
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 _PLAIN = re.compile(r"[\w.^$\\-]+")
-MOST_RANK = 65_536
-_MOST_NAMES = 20_000
+MAX_RANK = 65_536
+_MAX_NAMES = 20_000
 """Of layers; PEFT compares each with each layer."""
 
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
@@ -78,13 +78,13 @@ def _is_part(folder: Path) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= MOST_RANK
+    return type(value) is int and 1 <= value <= MAX_RANK
 
 
 def _are_layers(value: Any) -> bool:
     """Numbers of layers, or one."""
     numbers = value if isinstance(value, list) else [value]
-    return all(type(number) is int and 0 <= number <= MOST_RANK for number in numbers)
+    return all(type(number) is int and 0 <= number <= MAX_RANK for number in numbers)
 
 
 def _is_number(value: Any) -> bool:
@@ -95,7 +95,7 @@ def _are_names(value: Any) -> bool:
     """Names, or patterns without a repetition: those of a stranger could take for ever to match."""
     return (
         isinstance(value, list)
-        and len(value) <= _MOST_NAMES
+        and len(value) <= _MAX_NAMES
         and all(isinstance(name, str) and _PLAIN.fullmatch(name) for name in value)
     )
 
@@ -105,7 +105,7 @@ def _is_table(value: Any, of: Callable[[Any], bool]) -> bool:
 
 
 _SCHEMA: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "r": (_is_count, f"must be a rank, from 1 to {MOST_RANK:,}"),
+    "r": (_is_count, f"must be a rank, from 1 to {MAX_RANK:,}"),
     "lora_alpha": (_is_number, "must be a finite number"),
     "lora_dropout": (_is_number, "must be a finite number"),
     "target_modules": (lambda value: isinstance(value, str) or _are_names(value), "must be a list of layers' names"),

@@ -19,13 +19,13 @@ from granite_scu.model import kl_divergence
 from granite_scu.model.description_length import bits, information_ratio
 from granite_scu.model.modes import evaluation_mode, not_compiled, without_dropout
 
-ANCHOR_SHARE, LEAST_ANCHOR = 8, 64
+ANCHOR_SHARE, MIN_ANCHOR = 8, 64
 """An anchor batch has an eighth of a step's tokens, and at least so many: a short answer of a chat."""
 
 READ_AT_ONCE = 2048
 """Positions of a batch that is only read, and needs no activations kept."""
 
-LEAST_READ = 256
+MIN_READ = 256
 """Positions that a tick reads at least; an eighth of those trained on since the last, a third of whose cost it has."""
 
 STALE = 1.5
@@ -327,12 +327,12 @@ def check_noise(part: GeneralPart, budget: float) -> None:
 
 def steering_tokens(tokens_per_tick: int) -> int:
     """Positions that a tick reads."""
-    return min(READ_AT_ONCE, max(LEAST_READ, tokens_per_tick // ANCHOR_SHARE))
+    return min(READ_AT_ONCE, max(MIN_READ, tokens_per_tick // ANCHOR_SHARE))
 
 
 def anchor_tokens(tokens_per_step: int) -> int:
     """Positions of an anchor batch."""
-    return max(LEAST_ANCHOR, tokens_per_step // ANCHOR_SHARE)
+    return max(MIN_ANCHOR, tokens_per_step // ANCHOR_SHARE)
 
 
 def _rows(own: dict[str, Tensor], whole: dict[str, Tensor]) -> _Rows:

@@ -143,7 +143,7 @@ def rows_of(config: PretrainedConfig) -> int | None:
     return getattr(config.get_text_config(), "vocab_size", None)
 
 
-def most_tokens(config: PretrainedConfig) -> int | None:
+def max_positions(config: PretrainedConfig) -> int | None:
     """Tokens of a text that a model was made for; None where its configuration does not say, or no layer knows a
     position, as of Granite 4.0 H."""
     rotary = getattr(config, "position_embedding_type", "rope") == "rope"

@@ -16,7 +16,7 @@ TEXT = "The quick brown fox: 3 < 5, na\u00efve.\n\n\tdef f(x):  return x\n"
 """What is tried on."""
 
 _SECONDS, _MEMORY = 5, 4 << 30
-_MOST_TOKENS = 20 * len(TEXT)
+_MAX_TOKENS = 20 * len(TEXT)
 _LARGEST_ID, _LONGEST = 10_000_000, 10_000
 
 _TRY = f"""
@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 try:
     tokenizer = Tokenizer.from_file(sys.argv[1])
     ids = tokenizer.encode({TEXT!a}).ids
-    if len(ids) > {_MOST_TOKENS}:
+    if len(ids) > {_MAX_TOKENS}:
         sys.exit(f"it makes {{len(ids):,}} tokens of {len(TEXT)} characters")
     tokens = tokenizer.get_vocab()
     if (largest := max(tokens.values(), default=0)) > {_LARGEST_ID}:

@@ -13,8 +13,8 @@ from granite_scu.storage.atomic import replacing
 
 T = TypeVar("T")
 
-MOST = 500
-"""Entries of a file; the oldest make way."""
+MAX_ENTRIES = 500
+"""Of a file; the oldest make way."""
 
 _unkept: dict[tuple[str, str], Any] = {}
 """What this process has found and could not keep: a home folder may be read-only."""
@@ -56,7 +56,7 @@ def _keep(place: Path | None, name: str, answer: Any) -> None:
     others = {known: each for known, each in _entries(place).items() if known != name}
     place.parent.mkdir(parents=True, exist_ok=True)
     with replacing(place) as temporary:
-        temporary.write_text(json.dumps(dict([*others.items(), (name, answer)][-MOST:])), encoding="utf-8")
+        temporary.write_text(json.dumps(dict([*others.items(), (name, answer)][-MAX_ENTRIES:])), encoding="utf-8")
 
 
 def _entries(place: Path | None) -> dict[str, Any]:

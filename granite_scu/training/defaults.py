@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from granite_scu.config.settings import DEFAULT_EVERY, DEFAULT_RATE, DEFAULT_STEPS, DEFAULT_WARMUP
 from granite_scu.control.units import counted
 
-LEAST_STEPS = 100
+MIN_STEPS = 100
 """Optimizer steps that a run has where its data make so many, for an adapter to learn in."""
 
 IN_A_STEP = 8
 """Conversations, or blocks of text, that a step has; fewer where there are few, more where a run would grow long."""
 
-MOST_EPOCHS, OF_RECORDS = 10, 100
+MAX_EPOCHS, OF_RECORDS = 10, 100
 """Epochs of so many records."""
 
 POWER_OF_CHATS, POWER_OF_TEXT = 0.25, 0.5
@@ -37,20 +37,20 @@ WARMUP = 0.05
 SHORTEST_BLOCK = 64
 """Tokens below which a block is not made: shorter ones are no faster."""
 
-LEAST_BLOCKS_OF_TEXT = 50
+MIN_BLOCKS_OF_TEXT = 50
 """Blocks that text is cut into, so that there are some to hold out."""
 
-LEAST_VALIDATIONS, MOST_VALIDATIONS, MOST_EVAL_STEPS = 5, 10, 200
+MIN_VALIDATIONS, MAX_VALIDATIONS, MAX_EVAL_STEPS = 5, 10, 200
 """Validations of a run, one an epoch between these; and the most optimizer steps between two."""
 
 VALIDATED = 50
 """Micro-batches of the guides' size that a validation reads at most."""
 
-LEAST_TICKS = 30
+MIN_TICKS = 30
 """Of a run. Where nobody asks for the controller it ticks every ten steps, or not at all: each tick costs as much as
 one or two micro-batches, and one that finds its setpoint late has held the adapter back for nothing."""
 
-LEAST_HELD_OUT = 30
+MIN_HELD_OUT = 30
 """Conversations to validate on below which they say too little of others for the setpoint to follow them."""
 
 
@@ -91,7 +91,7 @@ class Text(NamedTuple):
             return self.asked
         records = self.documents if self.chats else self.tokens / TOKENS_OF_A_RECORD
         power = POWER_OF_CHATS if self.chats else POWER_OF_TEXT
-        return max(1, min(MOST_EPOCHS, round(MOST_EPOCHS * (OF_RECORDS / max(records, 1)) ** power)))
+        return max(1, min(MAX_EPOCHS, round(MAX_EPOCHS * (OF_RECORDS / max(records, 1)) ** power)))
 
 
 class Cut(NamedTuple):
@@ -121,7 +121,7 @@ def block_size(text: Text, usual: Usual, processes: int = 1) -> Choice | None:
         least, why = max(text.longest - 1, wanted / IN_A_STEP), f"the longest conversation has {text.longest:,}"
         block = 1 << math.ceil(math.log2(max(least, 1)))
     else:
-        block = 1 << math.floor(math.log2(max(text.tokens / LEAST_BLOCKS_OF_TEXT, 1)))
+        block = 1 << math.floor(math.log2(max(text.tokens / MIN_BLOCKS_OF_TEXT, 1)))
         why = f"the text has {text.tokens:,}"
     block = max(block, SHORTEST_BLOCK)
     return Choice("data.block_size", block, f"blocks of {block} tokens: {why}") if block < usual.block else None
@@ -172,7 +172,7 @@ def _records_in_a_step(text: Text, records: float, steps: int | None = None) -> 
     """
     seen = records * text.epochs
     wanted = max(IN_A_STEP, seen / max(steps or 0, DEFAULT_STEPS))
-    return max(1.0, wanted if steps else min(wanted, seen / LEAST_STEPS))
+    return max(1.0, wanted if steps else min(wanted, seen / MIN_STEPS))
 
 
 def _step(text: Text, cut: Cut, usual: Usual, given: Mapping[str, Any], processes: int) -> tuple[int, int]:
@@ -225,13 +225,11 @@ def _fewer(text: Text, cut: Cut, blocks: int, given: Mapping[str, Any]) -> str:
     """
     each, records = blocks * text.documents / cut.train, "conversation" if text.chats else "block"
     many = text.documents if text.chats else cut.train
-    if "data.num_epochs" not in given or "trainer.max_steps" in given or many * text.epochs >= IN_A_STEP * LEAST_STEPS:
+    if "data.num_epochs" not in given or "trainer.max_steps" in given or many * text.epochs >= IN_A_STEP * MIN_STEPS:
         return ""
     size = counted(max(1, round(each if text.chats else blocks)), records)
     steps = counted(math.ceil(many * text.epochs / IN_A_STEP), "step")
-    return (
-        f"{size} in a step: {IN_A_STEP} would make {steps} of so few epochs, and fewer than {LEAST_STEPS} teach little"
-    )
+    return f"{size} in a step: {IN_A_STEP} would make {steps} of so few epochs, and fewer than {MIN_STEPS} teach little"
 
 
 def rate_by_width(width: int) -> float:
@@ -249,8 +247,8 @@ def _warmup(steps: int) -> Choice:
 def _validation(
     text: Text | None, cut: Cut, usual: Usual, given: Mapping[str, Any], batch: int, steps: int, processes: int
 ) -> list[Choice]:
-    count = max(LEAST_VALIDATIONS, min(MOST_VALIDATIONS, round(text.epochs if text else 1)))
-    every = max(1, min(MOST_EVAL_STEPS, math.ceil(steps / count)))
+    count = max(MIN_VALIDATIONS, min(MAX_VALIDATIONS, round(text.epochs if text else 1)))
+    every = max(1, min(MAX_EVAL_STEPS, math.ceil(steps / count)))
     batch = given.get("data.eval_batch_size", batch)
     each = batch * processes
     most = max(1, VALIDATED * usual.batch * usual.block // (batch * cut.block))
@@ -267,12 +265,12 @@ def _control(text: Text | None, cut: Cut, given: Mapping[str, Any], blocks: int,
         "run.stop_at_equilibrium" in given or "drift.max_drift" in given
     )
     if asked:
-        return [Choice("control.every", min(DEFAULT_EVERY, max(1, steps // LEAST_TICKS)))]
+        return [Choice("control.every", min(DEFAULT_EVERY, max(1, steps // MIN_TICKS)))]
     ticks = Choice("control.every", DEFAULT_EVERY)
-    few = text is not None and text.chats and cut.held_out < LEAST_HELD_OUT
+    few = text is not None and text.chats and cut.held_out < MIN_HELD_OUT
     every = given.get("control.every", DEFAULT_EVERY)
-    if steps < every * LEAST_TICKS:
-        why = f"it takes {every * LEAST_TICKS} steps to find the adapter's best size, and the run has {steps}"
+    if steps < every * MIN_TICKS:
+        why = f"it takes {every * MIN_TICKS} steps to find the adapter's best size, and the run has {steps}"
     elif cut.validation < blocks or few:
         found = f"{counted(cut.held_out, 'conversation' if few else 'document')} to validate on {_is(cut.held_out)}"
         why = f"{found} too few for it to follow" if cut.held_out else "nothing is held out"

@@ -106,7 +106,7 @@ def cut_to_fit(
         UserError: the text makes no blocks.
     """
     text, lines = None, []
-    data.grow(block_given, loading.most_tokens(config))
+    data.grow(block_given, loading.max_positions(config))
     size = data.config.block_size
     if size > usual.block:
         lines.append(f"blocks of {size:,} tokens: the longest conversation has {data.longest_chat:,}")

@@ -14,7 +14,7 @@ from granite_scu.hardware.peaks import printed_peak
 from granite_scu.model import loading, memory, step_time
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.training import memory_budget
-from granite_scu.training.callbacks.samples import MOST_SECONDS
+from granite_scu.training.callbacks.samples import MAX_SECONDS
 from granite_scu.training.preflight import doubts, out_of_proportion, out_of_reach
 from granite_scu.training.prepared_run import PreparedRun, validations
 
@@ -22,7 +22,7 @@ OF_MEASURED, OF_PRINTED = 0.3, 0.2
 """Share that a training step is assumed to reach of the rate of matrix products: of the rate measured on this machine,
 and of the one that the vendor prints, of which the presets expect a fifth too."""
 
-MOST_SHOWN = 256
+MAX_SHOWN = 256
 """Blocks of the first micro-batch that a plan makes."""
 
 OF_FORWARD = 0.5
@@ -36,7 +36,7 @@ def describe(run: PreparedRun, here: bool = True) -> dict[str, Any]:
         run: what is planned.
         here: whether the device is in this machine.
     """
-    shown = min(run.request.data.batch_size, MOST_SHOWN)
+    shown = min(run.request.data.batch_size, MAX_SHOWN)
     with errors_in_one_line():
         batch = next(iter(run.data.with_batch_size(shown).in_this_process().train_dataloader()))
     (blocks, length), supervised = batch["input_ids"].shape, (batch["labels"] != IGNORED).sum()
@@ -123,7 +123,7 @@ def _seconds(run: PreparedRun, here: bool) -> float | None:
 def _of_questions(run: PreparedRun) -> int:
     """Seconds that the general questions at the end, and those of held-out chats, take at most; 0 where none is."""
     asked = run.request.run.samples and not run.machine.sharded
-    return round(MOST_SECONDS * (2 if run.data.chats else 1)) if asked else 0
+    return round(MAX_SECONDS * (2 if run.data.chats else 1)) if asked else 0
 
 
 def _pace(run: PreparedRun, here: bool) -> step_time.Pace | None:

@@ -14,7 +14,7 @@ from granite_scu.control.laws.wrapper import Wrapper
 from granite_scu.control.slopes import micro_batches_read
 from granite_scu.control.units import counted, per_cent
 from granite_scu.model.document_mask import can_isolate
-from granite_scu.model.loading import announce_kernels, known_config, most_tokens, untested
+from granite_scu.model.loading import announce_kernels, known_config, max_positions, untested
 from granite_scu.storage.recording import recorded_weight
 from granite_scu.training.prepared_run import PreparedRun
 
@@ -108,7 +108,7 @@ def out_of_proportion(request: Request, steps: int, passes: float | None) -> lis
 
 
 def _long_blocks(length: int, model: str) -> str | None:
-    most = most_tokens(known_config(model))
+    most = max_positions(known_config(model))
     if not most or length <= most:
         return None
     return f"--block-size {length}: {model} was made for {most} tokens at most; --block-size {most} is safe"

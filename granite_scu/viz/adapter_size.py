@@ -14,7 +14,7 @@ _TIMES = 3.0
 """Factor from which it is printed as a factor, and not in per cent."""
 _RISING = 0.1
 """Share of a run, its first, in which the factors may leave the picture: little is known of them yet."""
-_LEAST_RANGE = 0.05
+_MIN_RANGE = 0.05
 
 
 def describe(record: Mapping[str, Any]) -> str | None:
@@ -103,7 +103,7 @@ def limits(history: Sequence[Mapping[str, Any]], training: bool = True) -> tuple
     settled = history[int(_RISING * len(history)) :]
     changes = _changes(settled, FIELDS[0]) + (_changes(settled, FIELDS[2]) if training else [])
     low, high = min([0.0, *changes]), max([0.0, *changes])
-    room = max(high - low, _LEAST_RANGE)
+    room = max(high - low, _MIN_RANGE)
     edges = [
         record[FIELDS[0]] - 1 + sign * record[FIELDS[1]]
         for record in settled
@@ -113,7 +113,7 @@ def limits(history: Sequence[Mapping[str, Any]], training: bool = True) -> tuple
     low = max(min([low, *edges]), low - room / 2)
     high = min(max([high, *edges]), high + room / 2)
     low = max(low, -1.0)  # where it would be removed
-    margin = max(0.08 * (high - low), (_LEAST_RANGE - high + low) / 2)
+    margin = max(0.08 * (high - low), (_MIN_RANGE - high + low) / 2)
     return low - margin, high + margin
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from granite_scu.viz.adapter_size import limits
 from granite_scu.viz.run_folder import BAND, Run
 
-MOST_TICKS = 4000
+MAX_TICKS = 4000
 """Ticks that the report draws at most: it stays a small file, and no screen has more columns of pixels."""
 
 COLUMNS = ("s", "s_ema", "s_target", "lambda", "data_bpt", "param_bpt", "tokens_per_s", "lr", "grad_norm")
@@ -56,10 +56,10 @@ def chart_data(run: Run) -> dict[str, Any]:
 def thinned(run: Run) -> np.ndarray:
     """(kept,) indices of the ticks to draw: all, or of each stretch those where S, lambda or DataBPT is extreme."""
     ticks = len(run.history)
-    if ticks <= MOST_TICKS:
+    if ticks <= MAX_TICKS:
         return np.arange(ticks)
     kept = {0, ticks - 1}
-    stretches = np.array_split(np.arange(ticks), MOST_TICKS // (2 * len(_DECISIVE)) - 1)
+    stretches = np.array_split(np.arange(ticks), MAX_TICKS // (2 * len(_DECISIVE)) - 1)
     for name in _DECISIVE:
         values = run.column(name)
         for stretch in stretches:
@@ -112,7 +112,7 @@ def _drift_charts(run: Run) -> Iterator[dict[str, Any]]:
     """The run as a path, what it learned against how far it drifted; and drift over its steps."""
     whole = run.drift_path
     some = (
-        whole if len(whole) <= MOST_TICKS else [whole[k] for k in np.linspace(0, len(whole) - 1, MOST_TICKS, dtype=int)]
+        whole if len(whole) <= MAX_TICKS else [whole[k] for k in np.linspace(0, len(whole) - 1, MAX_TICKS, dtype=int)]
     )
     label, colour = ("validation", "blue") if run.validates_drift else ("training text", "sky")
     yield _chart(

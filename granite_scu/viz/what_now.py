@@ -26,7 +26,7 @@ _CHANCE = 2 * 1.96**2
 """Nats of a whole text below which two models may differ by chance. The logarithm of the ratio of their likelihoods has
 about twice its mean for a variance (KL is half the variance where both are close), so that a difference d is z standard
 errors where d = z sqrt(2 d). Where documents differ much in what they gain, chance reaches further."""
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 """Lost answers that are named."""
 _STEERED = 300
 """Optimizer steps below which the default is plain LoRA, for the controller has too few ticks."""
@@ -244,8 +244,8 @@ def _elsewhere(found: Mapping[str, Any]) -> str:
     if wrong:
         lost = found.get("lost")
         named = list(map(str, lost)) if isinstance(lost, list) else []
-        dots = " …" if len(named) > _MOST_NAMED else ""
-        which = f" ({' '.join(named[:_MOST_NAMED])}{dots})" if named else ""
+        dots = " …" if len(named) > _MAX_NAMED else ""
+        which = f" ({' '.join(named[:_MAX_NAMED])}{dots})" if named else ""
         words = f"Elsewhere {wrong} of {n} general answers became wrong{which}{f', {right} right' if right else ''}"
         if found.get("damaged"):
             return f"{words}; {cost}" if after - before > _MUCH else words

@@ -8,7 +8,7 @@ from research.comparison.bootstrap import Scores
 from research.comparison.plan import Cell, Plan
 from research.comparison.protocol import Adapter, Arm, Task
 
-LEAST_SEEDS = 3
+MIN_SEEDS = 3
 """Seeds below which nothing is decided, and two below which arms are not compared: there is no spread to go by."""
 
 SWEEP = ("none", "fixed")
@@ -109,7 +109,7 @@ def mean_of_known(values: list[float | None]) -> float | None:
 
 def decides(seeds: int) -> bool:
     """Whether a comparison on so many seeds may be called shown."""
-    return seeds >= LEAST_SEEDS
+    return seeds >= MIN_SEEDS
 
 
 def common_seeds(rows: list[Row]) -> list[int]:

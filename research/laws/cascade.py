@@ -7,7 +7,7 @@ from typing import ClassVar
 from granite_scu.control.laws.base import PROBED_SCALE, AdapterBenefit, Measurement, Output, check, clip, require
 from granite_scu.control.laws.pi import PI, PIState
 
-LEAST_VALIDATIONS = 10
+MIN_VALIDATIONS = 10
 """Validations in a run that give it the time to measure, and to move its setpoint by decades."""
 
 ODDS = (0.01, 1e6)
@@ -117,9 +117,9 @@ class Cascade:
 
     def check_length(self, ticks: int, validations: int) -> None:
         """Refuse a run without the validations that it moves by; a tick finds the newest alone."""
-        if (found := min(ticks - 1, validations)) < LEAST_VALIDATIONS:
+        if (found := min(ticks - 1, validations)) < MIN_VALIDATIONS:
             raise ValueError(
-                f"moves its setpoint at validations and takes {LEAST_VALIDATIONS} at least, and the run has {found}; "
+                f"moves its setpoint at validations and takes {MIN_VALIDATIONS} at least, and the run has {found}; "
                 "set a smaller --eval-steps or --control-every, or train for longer"
             )
 

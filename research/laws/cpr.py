@@ -7,7 +7,7 @@ from typing import ClassVar
 from granite_scu.control.laws.base import Measurement, Output, check, clip, require
 from granite_scu.control.laws.filter import Ema, read
 
-LEAST_SHARE = 0.01
+MIN_SHARE = 0.01
 """A matrix that costs less than this share of the mean over the matrices has learned nothing yet, and gets no bound."""
 
 
@@ -113,7 +113,7 @@ class CPR:
             return (self.cpr_bound,) * len(costs)
         if ticks < self.cpr_warmup:
             return bounds
-        least = LEAST_SHARE * sum(cost / len(costs) for cost in costs)
+        least = MIN_SHARE * sum(cost / len(costs) for cost in costs)
         return tuple(bound or (cost if cost >= least else 0.0) for bound, cost in zip(bounds, costs, strict=True))
 
     def _multiplier(self, strength: float, cost: float, bound: float) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
-from test_style import LEAST, contrast, to_rgba
+from test_style import MIN_CONTRAST, contrast, to_rgba
 
 from granite_scu.viz import style
 from research.comparison import results
@@ -62,7 +62,7 @@ def test_every_line_and_point_can_be_seen_on_white(every_figure):
         for colour in [to_rgba(line.get_color(), line.get_alpha())]
     }
     assert len(seen) > 10
-    assert {where: round(value, 2) for where, value in seen.items() if value < LEAST} == {}
+    assert {where: round(value, 2) for where, value in seen.items() if value < MIN_CONTRAST} == {}
 
 
 def test_no_picture_is_taller_than_900_pixels_where_it_is_800_wide(every_figure):

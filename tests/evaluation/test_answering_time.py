@@ -6,7 +6,7 @@ import pytest
 
 from granite_scu.evaluation import answering_time
 from granite_scu.evaluation.answering_time import AnsweringPace, pace_of, seconds_of
-from granite_scu.evaluation.answers import Question, most_new
+from granite_scu.evaluation.answers import Question, max_answer_tokens
 
 
 def question(asked: int, expected: int) -> Question:
@@ -18,7 +18,7 @@ def test_prompts_count_with_their_padding_and_answers_as_long_as_they_are_expect
     batch, another = [question(3, 4)] * 7 + [question(5, 6)], [question(2, 9)]
     learned = 8 * 5 * 0.5 + (6 + 1) * 10 + 2 * 0.5 + (9 + 1) * 10
     assert seconds_of(batch + another, pace, learned=True) == learned
-    allowed = 8 * 5 * 0.5 + most_new(batch) * 10 + 2 * 0.5 + most_new(another) * 10
+    allowed = 8 * 5 * 0.5 + max_answer_tokens(batch) * 10 + 2 * 0.5 + max_answer_tokens(another) * 10
     assert seconds_of(batch + another, pace, learned=False) == allowed
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from granite_scu.evaluation.statistics import DRAWS, LEAST_UNITS, difference_over_documents
+from granite_scu.evaluation.statistics import DRAWS, MIN_UNITS, difference_over_documents
 
 
 def documents(generator: np.random.Generator, count: int, effect: float):
@@ -29,7 +29,7 @@ def test_the_interval_over_documents_is_scipys(method, monkeypatch):
     """The same draws, whose quantiles are of the order of 0.1 and each of some hundred roundings."""
     stats = pytest.importorskip("scipy.stats")
     arm, reference, tokens = documents(np.random.default_rng(1), 250, 0.05)
-    monkeypatch.setattr("granite_scu.evaluation.statistics.MOST_FOR_BCA", 250 if method == "BCa" else 249)
+    monkeypatch.setattr("granite_scu.evaluation.statistics.MAX_FOR_BCA", 250 if method == "BCa" else 249)
     monkeypatch.setattr("granite_scu.evaluation.statistics.CELLS_AT_A_TIME", 250 * 3000)
     found = difference_over_documents(arm, reference, tokens, seed=3)
     wanted = stats.bootstrap(
@@ -41,7 +41,7 @@ def test_the_interval_over_documents_is_scipys(method, monkeypatch):
 
 
 def test_few_documents_give_no_interval():
-    arm, reference, tokens = documents(np.random.default_rng(2), LEAST_UNITS - 1, 1.0)
+    arm, reference, tokens = documents(np.random.default_rng(2), MIN_UNITS - 1, 1.0)
     found = difference_over_documents(arm, reference, tokens)
     assert math.isnan(found.low) and math.isnan(found.high) and not found.differs
 

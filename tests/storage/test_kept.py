@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from granite_scu.storage.kept import MOST, kept
+from granite_scu.storage.kept import MAX_ENTRIES, kept
 
 
 @pytest.fixture
@@ -37,10 +37,10 @@ def test_what_is_damaged_is_found_again_and_kept(find, damage):
 
 def test_the_oldest_answers_make_way(find):
     find("first")
-    entries = json.loads(find.file.read_text()) | {f"{n}": 1 for n in range(MOST - 1)}
+    entries = json.loads(find.file.read_text()) | {f"{n}": 1 for n in range(MAX_ENTRIES - 1)}
     find.file.write_text(json.dumps(entries))
     find("last")
-    assert find("last") == 1 and len(json.loads(find.file.read_text())) == MOST
+    assert find("last") == 1 and len(json.loads(find.file.read_text())) == MAX_ENTRIES
     assert find.asked == ["first", "last"]
     find("first")
     assert find.asked == ["first", "last", "first"]

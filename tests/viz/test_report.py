@@ -11,7 +11,7 @@ from folders import METRICS, holding, record, rising, seeking, settings, write_c
 
 from granite_scu.cli.main import main
 from granite_scu.viz.report import build_report
-from granite_scu.viz.report_data import MOST_TICKS, chart_data, thinned
+from granite_scu.viz.report_data import MAX_TICKS, chart_data, thinned
 from granite_scu.viz.run_folder import LOG, read_run
 
 ROOT = Path(__file__).parents[2]
@@ -319,7 +319,7 @@ def test_a_long_run_is_thinned_to_its_extremes_and_stays_small(tmp_path):
     write_run(folder, history, {}, settings())
     run = read_run(folder)
     kept = thinned(run)
-    assert {0, 11_234, 14_235, ticks - 1} <= set(kept.tolist()) and len(kept) <= MOST_TICKS
+    assert {0, 11_234, 14_235, ticks - 1} <= set(kept.tolist()) and len(kept) <= MAX_TICKS
     assert np.diff(kept).max() < 100, "no stretch is left out"
     source = build_report(run)
     assert len(source.encode()) < 1_000_000

@@ -24,7 +24,7 @@ from granite_scu.viz.groups import group
 from granite_scu.viz.run_folder import read_run
 
 ROOT = Path(__file__).parents[2]
-LEAST = 3.0
+MIN_CONTRAST = 3.0
 """Contrast of a line on its ground: WCAG 2.2, criterion 1.4.11."""
 
 
@@ -138,7 +138,7 @@ def test_every_line_and_point_can_be_seen_on_white(every_figure):
         for colour in [to_rgba(line.get_color(), line.get_alpha())]
     }
     assert len(seen) > 40
-    assert {where: round(value, 2) for where, value in seen.items() if value < LEAST} == {}
+    assert {where: round(value, 2) for where, value in seen.items() if value < MIN_CONTRAST} == {}
 
 
 def test_no_picture_is_taller_than_900_pixels_where_it_is_800_wide(every_figure):
@@ -166,7 +166,7 @@ def test_the_lines_of_the_report_can_be_seen_on_both_grounds():
         (scheme["ground"], name): contrast(scheme[name], scheme["ground"]) for scheme in (light, dark) for name in names
     }
     assert len(found) == 16
-    assert {where: round(value, 2) for where, value in found.items() if value < LEAST} == {}
+    assert {where: round(value, 2) for where, value in found.items() if value < MIN_CONTRAST} == {}
 
 
 def test_a_strangers_matplotlibrc_changes_no_picture(finished, tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 NEXT, NOW, POSITION, STRENGTH, CHANGE = range(5)
 """What a tick is described by: the speed after and before it, ln ParamBPT, ln lambda, and the change of ln lambda."""
 
-LEAST = 12
+MIN_TICKS = 12
 """Ticks below which there is no answer: each of the regressions takes up to four of them."""
 
 
@@ -69,7 +69,7 @@ class Effect:
     @property
     def score(self) -> float:
         """Mean of the two t values, negative where more lambda slows the adapter; 0 where nothing can be said."""
-        if self.count < LEAST:
+        if self.count < MIN_TICKS:
             return 0.0
         level = self._t_value(STRENGTH, (NOW, POSITION))
         return (level + self._t_value(CHANGE, (NOW,))) / 2

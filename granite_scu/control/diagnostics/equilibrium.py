@@ -62,14 +62,14 @@ class Equilibrium:
     """The stopping rule. Over the whole window of the newest ticks
 
     1. the loop must be closed. At every tick lambda was positive, on no bound, not held and outside the deadband; it
-       was applied (``authority`` at least ``least_authority``); and it answered to S: its changes follow from the error
+       was applied (``authority`` at least ``min_authority``); and it answered to S: its changes follow from the error
        and the error before, as those of a P or I law do exactly, and of ``PI``, whose gains and filter are its own, by
        a third to nine tenths: with an R^2 of at least ``answer`` and the right sign. A constant has no changes, and a
        replayed or scheduled lambda does not know this run's error: by chance it has an R^2 of about 2 / window. All
        this is of the controller; a plant that ignores lambda would pass.
     2. S was within ``band`` of the setpoint at every tick.
     3. lambda's effect on S must have shown in this run: since S came up to its band the adapter slowed under more
-       lambda, beyond what its own course explains (``control.effect``, at or below -``least_effect``). This is evidence
+       lambda, beyond what its own course explains (``control.effect``, at or below -``min_effect``). This is evidence
        from a closed loop, and no proof. And there must have been something to hold: the weights travelled so far in
        the window that an adapter let go would have crossed the whole band, if it grew as it did when S rose (the root
        of ParamBPT with the travel), which is assumed. At the end of a schedule, where weights hardly move, S rests
@@ -83,19 +83,19 @@ class Equilibrium:
         window: ticks that must agree.
         band: errors relative to S* that count as held.
         resolution: the largest fall over the window, relative to DataBPT, that may stay hidden in the noise.
-        least_authority: see ``Tick.authority``.
+        min_authority: see ``Tick.authority``.
         answer: least share of lambda's changes that the error must explain, in windows so long that chance explains
             less; in shorter ones it is what chance reaches in one window of a hundred.
-        least_effect: the t value that the effect must have.
+        min_effect: the t value that the effect must have.
     """
 
     setpoint: float
     window: int
     band: float = 0.1
     resolution: float = 0.03
-    least_authority: float = 0.05
+    min_authority: float = 0.05
     answer: float = 0.3
-    least_effect: float = 4.0
+    min_effect: float = 4.0
 
     def __post_init__(self) -> None:
         require_setpoint(self.setpoint)
@@ -124,7 +124,7 @@ class Equilibrium:
             for fault in ("saturated", "held", "in_deadband"):
                 if getattr(tick, fault):
                     return f"{fault.replace('_', ' ')} at step {tick.step}"
-            if not tick.authority >= self.least_authority:
+            if not tick.authority >= self.min_authority:
                 return f"lambda acts too weakly at step {tick.step}: its authority is {tick.authority:.3g}"
         return None
 
@@ -164,9 +164,9 @@ class Equilibrium:
         return None
 
     def _without_effect(self, effect: float) -> str | None:
-        if effect <= -self.least_effect:
+        if effect <= -self.min_effect:
             return None
-        return f"that lambda moves the adapter has not shown yet: t = {effect:.1f}, above -{self.least_effect:g}"
+        return f"that lambda moves the adapter has not shown yet: t = {effect:.1f}, above -{self.min_effect:g}"
 
     def _still_learning(self, ticks: Sequence[Tick]) -> Decision:
         steps, bpt = [tick.step for tick in ticks], [tick.data_bpt for tick in ticks]

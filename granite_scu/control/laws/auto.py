@@ -21,13 +21,13 @@ SHORT, FREE = 3 * WINDOW, 0.9
 
 FROM_START = PI(setpoint=START)
 
-LEAST_READINGS = 3
+MIN_READINGS = 3
 """Readings before which their scatter says nothing."""
 
 SURE = 1000.0
 """The largest certainty: finite, so that two that contradict each other have a sum."""
 
-LEAST_ODDS, MOST_ODDS = 1e-6, 1e6
+MIN_ODDS, MAX_ODDS = 1e-6, 1e6
 """Bounds of S*/(1 - S*). They keep S* off 0 and 1, and decide nothing else."""
 
 
@@ -68,7 +68,7 @@ def level(values: Sequence[float]) -> Average:
     them: how one micro-batch differs from another is no noise.
     """
     newest, changes = values[-WINDOW:], _changes(values)
-    if len(changes) >= LEAST_READINGS:
+    if len(changes) >= MIN_READINGS:
         return Average(fmean(newest), stdev(changes) / math.sqrt(2 * len(newest)))
     return Average(fmean(newest), stdev(newest) / math.sqrt(len(newest)) if len(newest) > 1 else math.inf)
 
@@ -89,7 +89,7 @@ def rise(values: Sequence[float], slopes: Sequence[float], sizes: Sequence[float
         before, growth = now - WINDOW, sizes[now] - sizes[now - WINDOW]
         by_size = (slopes[before] * math.expm1(growth) - slopes[now] * math.expm1(-growth)) / 2
         changes.append(values[now] - values[before] - by_size)
-    if len(changes) < LEAST_READINGS:
+    if len(changes) < MIN_READINGS:
         return Average(0.0, math.inf)
     return Average(fmean(changes), stdev(changes) / math.sqrt(len(changes)))
 
@@ -220,7 +220,7 @@ class AutoSetpoint:
 
     def _moved(self, state: AutoSetpointState) -> AutoSetpointState:
         """With the setpoint's odds after a reading."""
-        if state.law.position is None or len(state.readings) < LEAST_READINGS:
+        if state.law.position is None or len(state.readings) < MIN_READINGS:
             return state
         saved, odds_of_s = state.column("held_out"), math.exp(state.law.position)
         slopes = state.column("held_out_slope")
@@ -233,12 +233,12 @@ class AutoSetpoint:
         elif z < -self.doubt:
             wanted = clip(best_scale(level(saved).mean, slope.mean), math.exp(-self.rate), 1.0)
             odds = min(odds, odds_of_s * wanted**2)
-        return replace(state, odds=clip(odds, LEAST_ODDS, MOST_ODDS), turned=turned)
+        return replace(state, odds=clip(odds, MIN_ODDS, MAX_ODDS), turned=turned)
 
     def _with_setpoint(self, state: AutoSetpointState, output: Output) -> Output:
         """The inner loop's output, with S* and what it follows from."""
         output = replace(output, setpoint=self._inner(state.odds).setpoint)
-        if len(state.readings) < LEAST_READINGS:
+        if len(state.readings) < MIN_READINGS:
             return output
         saved, slope = level(state.column("held_out")).mean, level(state.column("held_out_slope"))
         found, bend = best_scale(saved, slope.mean), saved - slope.mean

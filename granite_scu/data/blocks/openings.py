@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from granite_scu.data.blocks.packing import Blocks
 
-_LENGTH, _MOST, _LEAST_REST = 32, 256, 8
+_LENGTH, _MAX_LENGTH, _MIN_REST = 32, 256, 8
 """Tokens: of a text's opening; of the longest that is taken of a chat; and what has to follow it."""
 _LOOKED_AT = 200
 """Blocks that are searched."""
@@ -49,5 +49,5 @@ def _openings(blocks: Blocks, starts: list[int]) -> Iterator[Opening]:
         stop = int(stream.ends[np.searchsorted(stream.ends, start)])
         learned = int(np.argmax(stream.targets[start:stop]))
         length = learned if learned > 1 else _LENGTH  # of a text all is learned but the first
-        if length <= _MOST and start + length + _LEAST_REST <= stop:
+        if length <= _MAX_LENGTH and start + length + _MIN_REST <= stop:
             yield Opening(stream.tokens[start : start + length], stream.tokens[start + length : stop])

@@ -234,9 +234,9 @@ def assign(
 
 def by_block(n_blocks: int, each: float = 0.1) -> dict[str, range]:
     """Divide consecutive blocks: the first for training, then a share each for validation and test, with a block left
-    out before each of the two, so that no held-out text continues text just before it. Needs ``least_blocks``.
+    out before each of the two, so that no held-out text continues text just before it. Needs ``min_blocks``.
     """
-    assert n_blocks >= least_blocks(each), n_blocks
+    assert n_blocks >= min_blocks(each), n_blocks
     held_out = int((n_blocks - 2) * each)
     validation = n_blocks - 1 - 2 * held_out  # training is a block shorter: the gap
     test = n_blocks - held_out
@@ -244,6 +244,6 @@ def by_block(n_blocks: int, each: float = 0.1) -> dict[str, range]:
     return dict(zip(SPLITS, parts, strict=True))
 
 
-def least_blocks(each: float = 0.1) -> int:
+def min_blocks(each: float = 0.1) -> int:
     """Blocks below which ``by_block`` has nothing to hold out: such a share of the rest is less than one."""
     return 2 + math.ceil(1 / each)

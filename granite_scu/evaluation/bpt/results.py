@@ -7,7 +7,7 @@ from typing import Any
 
 from granite_scu.evaluation import statistics
 from granite_scu.evaluation.bpt.windows import ScoringCorpus
-from granite_scu.evaluation.statistics import LEAST_UNITS, Estimate
+from granite_scu.evaluation.statistics import MIN_UNITS, Estimate
 from granite_scu.model.description_length import bits
 
 SCHEMA = 1
@@ -15,7 +15,7 @@ SCHEMA = 1
 
 def units(documents: int) -> str:
     """What the bootstrap draws: documents, or where those are too few for it the windows in them."""
-    return "documents" if documents >= LEAST_UNITS else "windows"
+    return "documents" if documents >= MIN_UNITS else "windows"
 
 
 def difference(corpus: ScoringCorpus, arm: str, reference: str) -> Estimate:

@@ -28,7 +28,7 @@ services' own documents."""
 
 _ESCAPES = re.compile(r"\\u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})|\\(/)")
 _SECRET_VARIABLE = re.compile(r"(?i)token(?!i[sz])|secret|passw|credential|api_?key|access_?key|private_?key")
-LEAST_SECRET = 12
+MIN_SECRET = 12
 """Characters of a variable's value that is looked for: shorter ones may stand anywhere."""
 
 _SECRET_NAMES = (
@@ -72,7 +72,7 @@ def secret_in(text: str, environment: Mapping[str, str] | None = None) -> tuple[
             if (not words or any(word in small for word in words)) and (match := pattern.search(form)):
                 return form.count("\n", 0, match.start()) + 1, kind
         for name, value in (environment or {}).items():
-            is_secret = len(value) >= LEAST_SECRET and _SECRET_VARIABLE.search(name) and not local_path_in(value)
+            is_secret = len(value) >= MIN_SECRET and _SECRET_VARIABLE.search(name) and not local_path_in(value)
             if is_secret and value in form:
                 return form.count("\n", 0, form.index(value)) + 1, f"the value of the environment's {name}"
     return None

@@ -27,10 +27,10 @@ from granite_scu.training.module import GraniteModule
 
 log = logging.getLogger(__name__)
 
-MOST_SECONDS = 2 * answers.SECONDS
+MAX_SECONDS = 2 * answers.SECONDS
 """For the answers of both models to held-out questions, and as many for those to general ones."""
 
-MOST_TEXTS = 2
+MAX_TEXTS = 2
 """Test documents that are continued: whoever reads the report reads no more."""
 
 
@@ -92,10 +92,10 @@ class Samples(L.Callback):
         batches = len(list(answers.batches_of(general))) if tried.knows("base") else 1
         with base():
             pace = answering_time.pace_of(model, tokenizer, held_out or general)
-        first = 2 * pace.step * SAMPLING.max_new_tokens * min(self.count, MOST_TEXTS)
+        first = 2 * pace.step * SAMPLING.max_new_tokens * min(self.count, MAX_TEXTS)
         if held_out:
             first = sum(answering_time.seconds_of(held_out, pace, learned) for learned in (False, True))
-        return min(first, MOST_SECONDS) + min(2 * batches * of_batch, MOST_SECONDS)
+        return min(first, MAX_SECONDS) + min(2 * batches * of_batch, MAX_SECONDS)
 
     def _held_out_questions(self, data: TextDataModule) -> list[answers.Question]:
         if self._questions is None:
@@ -124,14 +124,14 @@ class Samples(L.Callback):
             return
         shown = partial(tracked, phase="answering held-out questions", console=self.console)
         model, switches = module.language_model, {"base": module.model.disable_adapter, "adapter": nullcontext}
-        found = answers.ask(model, self.tokenizer, questions, switches, seconds=MOST_SECONDS, shown=shown)
+        found = answers.ask(model, self.tokenizer, questions, switches, seconds=MAX_SECONDS, shown=shown)
         records = answers.scored(questions, found)
-        how = {"asked": len(questions), "temperature": 0.0, "seed": data.seed, "seconds_at_most": MOST_SECONDS}
+        how = {"asked": len(questions), "temperature": 0.0, "seed": data.seed, "seconds_at_most": MAX_SECONDS}
         self.folder.write_json(ANSWERS, {**how, "answers": records})
         self._add("answers", answers.summary(records, len(questions)))
 
     def _continue(self, data: TextDataModule, module: GraniteModule) -> None:
-        if beginnings := openings(data.test, min(self.count, MOST_TEXTS)):
+        if beginnings := openings(data.test, min(self.count, MAX_TEXTS)):
             log.info("writing samples for the report")
             samples = sample(module.language_model, self.tokenizer, beginnings, module.model.disable_adapter)
             self.folder.write_json(SAMPLES, {**asdict(SAMPLING), "samples": [asdict(each) for each in samples]})
@@ -142,7 +142,7 @@ class Samples(L.Callback):
         if module.start:  # what was lost before this run, it has not lost
             before = {"adapter at the start": module.at_start}
         model, switches = module.language_model, {**before, "adapter": nullcontext}
-        tried = elsewhere.try_out(model, self.tokenizer, switches, self.count, seconds=MOST_SECONDS, shown=shown)
+        tried = elsewhere.try_out(model, self.tokenizer, switches, self.count, seconds=MAX_SECONDS, shown=shown)
         if not tried.questions:
             return
         self.folder.write_json(ELSEWHERE, {"questions": elsewhere.records(tried, *switches)})

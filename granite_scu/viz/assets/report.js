@@ -6,7 +6,7 @@ const steps = data.steps;
 const last = steps.length - 1;
 const MARGIN = {left: 66, right: 14, top: 10, bottom: 26}; // left: at least; the longest number of all charts decides
 const HEIGHT = {s: 240, lambda: 190, size: 210, data_bpt: 280, learned: 300};
-const LEAST = 60; // pixels between two labelled ticks of an axis
+const MIN_GAP = 60; // pixels between two labelled ticks of an axis
 
 // Numbers.
 
@@ -276,7 +276,7 @@ class Chart {
 
   across() { // [value, words] below it, and what they are
     const {left, right} = this.inner;
-    const found = linearTicks(...this.span(), (right - left) / (1.6 * LEAST)).filter(Number.isInteger);
+    const found = linearTicks(...this.span(), (right - left) / (1.6 * MIN_GAP)).filter(Number.isInteger);
     return [found.map(step => [step, plain(step)]), "steps"];
   }
 
@@ -452,7 +452,7 @@ class Path extends Chart {
 
   across() {
     const {left, right} = this.inner;
-    return [linearTicks(...this.span(), (right - left) / (1.8 * LEAST)).map(value => [value, FORMATS.percent(value)]), "drift"];
+    return [linearTicks(...this.span(), (right - left) / (1.8 * MIN_GAP)).map(value => [value, FORMATS.percent(value)]), "drift"];
   }
 
   drawSeries(series) {

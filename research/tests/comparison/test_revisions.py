@@ -1,6 +1,6 @@
 """Whether the laws' code is that which the runs of the evidence were done with. Recorded in ``law_code.json`` by
 
-    python research/tests/comparison/test_revisions.py
+    python -m research.tests.comparison.test_revisions
 
 since the key of a run knows a law's settings and its revision, and neither its code nor its constants.
 """
@@ -49,7 +49,7 @@ CHANGED = """{part} is not as it was when its digest was recorded. It makes the 
 Would a stored run of these come out otherwise? Then count their revisions up, LAW_REVISIONS in
 research/comparison/evidence.py (for --target-s auto AUTO_RULE, for all laws VERSION).
 That sets aside the stored runs of research.tracking as well.
-When that is settled: python research/tests/comparison/test_revisions.py"""
+When that is settled: python -m research.tests.comparison.test_revisions"""
 
 
 def imported(path: str) -> set[str]:
@@ -106,7 +106,7 @@ def test_the_code_of_a_law_is_that_of_its_stored_runs(part, laws):
 
 
 def test_what_is_recorded_is_there():
-    assert recorded().keys() == parts().keys(), "python research/tests/comparison/test_revisions.py"
+    assert recorded().keys() == parts().keys(), "python -m research.tests.comparison.test_revisions"
 
 
 def test_every_law_is_watched_with_what_it_acts_through_and_is_measured_by():

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from granite_scu.control import PI, Measurement
-from granite_scu.control.diagnostics.effect import LEAST, Effect
+from granite_scu.control.diagnostics.effect import MIN_TICKS, Effect
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 from granite_scu.control.laws.base import restored
 
 SETPOINT = 0.1
-SHOWN = -Equilibrium.least_effect
+SHOWN = -Equilibrium.min_effect
 
 
 def score(gain: float, seed: int, ticks: int = 150) -> float:
@@ -74,8 +74,8 @@ def test_it_is_the_mean_of_two_t_values_of_least_squares():
 def test_a_lambda_that_does_not_move_and_a_few_ticks_say_nothing():
     params, _, travel = series()
     assert followed((params, np.full(40, 0.3), travel)).score == 0.0
-    few = followed(series(ticks=LEAST + 1))
-    assert (few.count, few.score) == (LEAST - 1, 0.0)
+    few = followed(series(ticks=MIN_TICKS + 1))
+    assert (few.count, few.score) == (MIN_TICKS - 1, 0.0)
 
 
 @pytest.mark.parametrize("bad", [(math.nan, 0.3, 99.0), (0.0, 0.3, 99.0), (1.0, 0.0, 99.0), (1.0, 0.3, math.nan)])

@@ -3,7 +3,7 @@ import random
 import numpy as np
 import pytest
 
-from granite_scu.data.blocks.splitting import TENTHS, assign, by_block, least_blocks
+from granite_scu.data.blocks.splitting import TENTHS, assign, by_block, min_blocks
 from granite_scu.data.sources.corpora import EMBEDDED
 from granite_scu.data.sources.documents import Document, Fingerprint
 
@@ -91,7 +91,7 @@ def test_the_embedded_corpora_can_be_divided(name):
     assert len(split["validation"]) >= 3 and len(split["test"]) >= 3
 
 
-@pytest.mark.parametrize("n_blocks", [least_blocks(), 13, 21, 22, 102, 999])
+@pytest.mark.parametrize("n_blocks", [min_blocks(), 13, 21, 22, 102, 999])
 def test_tail_blocks_are_held_out_with_a_block_between(n_blocks):
     train, validation, test = by_block(n_blocks).values()
     assert train.start == 0 and test.stop == n_blocks
