@@ -33,7 +33,6 @@ from benchmarks.training import Case
 from granite_scu.cli import exit_codes
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.hardware import MARGIN, Device, presets
-from granite_scu.hardware.cards import CARDS
 from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
 from granite_scu.hardware.precision import SHORT_PRECISIONS, resolve_precision
 
@@ -80,8 +79,8 @@ class Flagged:
 def preset_cases(device: Device) -> list[tuple[Any, ...]]:
     """The micro-batches of the presets of all cards, each once, in precisions that a GPU has; the smallest first."""
     found = set()
-    for name, card in CARDS.items():
-        settings = presets.settings(name)
+    for name in presets.CARDS:
+        card, settings = presets.card_of(name), presets.settings(name)
         asked = settings["trainer"].get("precision")
         precision = SHORT_PRECISIONS[resolve_precision(asked, card if asked else device)]
         flags = ["--torch-compile=off", "--gradient-checkpointing=off"]

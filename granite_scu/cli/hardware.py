@@ -27,10 +27,10 @@ def run(options: argparse.Namespace) -> int:
     from granite_scu.model.memory import of_default_model  # late: so does transformers
 
     if options.json:
-        recommended = advice.get_recommended_config(predict=of_default_model)
+        recommended = advice.get_recommended_config(of_default_model)
         print(json.dumps({"info": advice.detect_gpu_info(), "recommended": recommended}, indent=2))
     else:
-        advice.print_hardware_info(predict=of_default_model)
+        advice.print_hardware_info(of_default_model)
     return 0
 
 

@@ -20,7 +20,7 @@ from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.data.tokens import templates
 from granite_scu.evaluation.split_score import score_split
 from granite_scu.export.present import presented
-from granite_scu.hardware import cards, presets
+from granite_scu.hardware import presets
 from granite_scu.hardware.machine import resolve_request
 from granite_scu.model.loading import load_tokenizer
 from granite_scu.model.mamba2 import kernels
@@ -98,7 +98,7 @@ def dry_run(layers: Layers, as_json: bool) -> int:
     console = make_console(stderr=as_json)
     request = layers.request()
     quiet(console)
-    card = cards.absent(request.hardware, request.trainer["accelerator"], request.run.gpus)
+    card = presets.absent(request.hardware, request.trainer["accelerator"], request.run.gpus)
     if card and request.run.multi_gpu and request.run.gpus is None:
         log.warning("--multi-gpu: of a card that is not here it is not known how many; --gpus says it")
     tokenizer = _tokenizer_to_plan_with(request.base.name)

@@ -4,18 +4,10 @@ import importlib
 from typing import Any
 
 _PUBLIC = {
-    "advice": ("detect_gpu_info", "get_recommended_config", "print_hardware_info"),
     "detection": ("GIB", "MARGIN", "Device", "detect", "detect_all", "least_capable"),
-    "measuring": ("MemoryTracker", "benchmark_dataloader", "matmul_tflops"),
+    "measuring": ("matmul_tflops",),
     "peaks": ("Peak", "peak_flops"),
-    "precision": ("resolve_accelerator", "resolve_precision"),
-    "tuning": (
-        "compile_model",
-        "enable_memory_efficient_mode",
-        "get_optimal_num_workers",
-        "optimize_pytorch_settings",
-        "set_tf32",
-    ),
+    "precision": ("resolve_accelerator", "resolve_precision", "set_tf32"),
 }
 """The public names by the module that each is in."""
 

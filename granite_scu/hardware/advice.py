@@ -15,9 +15,6 @@ from granite_scu.hardware.nvml import driver, why_no_cuda
 from granite_scu.hardware.precision import resolve_precision
 from granite_scu.hardware.torch_build import dotted
 
-COMMAND = "granite-scu train"
-
-
 Predictor = Callable[[BaseConfig, LoraConfig, int, int, str, str], int]
 """Says how many bytes training takes, as ``model.memory.of_default_model`` does."""
 
@@ -49,36 +46,32 @@ def detect_gpu_info() -> dict[str, Any]:
     }
 
 
-def get_recommended_config(gpu_memory_gb: float | None = None, predict: Predictor | None = None) -> dict[str, Any]:
-    """Settings for a card, out of the preset that fits it.
-
-    Args:
-        gpu_memory_gb: its memory, GB; 0 means no GPU; null looks at the device of this process.
-        predict: says what training takes; null takes the preset's batch as it is.
+def get_recommended_config(predict: Predictor) -> dict[str, Any]:
+    """Settings for the device of this process, out of the preset that fits it; ``predict`` says what training takes.
 
     Returns:
         ``preset``, ``batch_size`` (blocks on each device), ``block_size`` (tokens), ``gradient_accumulation_steps``,
         ``num_workers``, ``gradient_checkpointing``, ``quantize_4bit``, ``compile``, ``compile_mode``, ``precision`` (as
-        the Trainer takes it; ``auto`` where only the device can say), ``mixed_precision`` and ``memory_gib_estimate``,
-        what is predicted to be taken so, None without ``predict``. Where that is more than the card has, activations
-        are recomputed, and then the batch is halved until it fits, and as many more are accumulated.
+        the Trainer takes it), ``mixed_precision`` and ``memory_gib_estimate``, what is predicted to be taken so. Where
+        that is more than the card has, activations are recomputed, and then the batch is halved until it fits, and as
+        many more are accumulated.
     """
     device = detect()
-    name = presets.choose(device) if gpu_memory_gb is None else presets.for_memory(gpu_memory_gb)
+    name = presets.choose(device)
     chosen = presets.settings(name)
     base, data = BaseConfig(**chosen.get("base", {})), DataConfig(**chosen["data"])
     lora = LoraConfig(**chosen.get("lora", {}))
     trainer = chosen["trainer"]
     accumulated = trainer.get("accumulate_grad_batches", TrainerConfig.accumulate_grad_batches)
-    precision = trainer.get("precision", "auto" if gpu_memory_gb else resolve_precision(None, device))
-    kind = "cpu" if name == "cpu" else "cuda"
-    room = (1 - MARGIN) * GIB * (gpu_memory_gb if gpu_memory_gb and kind == "cuda" else device.memory_gb)
+    precision = trainer.get("precision") or resolve_precision(None, device)
+    kind = device.kind
+    room = (1 - MARGIN) * GIB * device.memory_gb
     blocks = accumulated * data.batch_size
-    taken = predict(base, lora, data.batch_size, data.block_size, precision, kind) if predict else 0
+    taken = predict(base, lora, data.batch_size, data.block_size, precision, kind)
     if taken > room and base.gradient_checkpointing is None:
         base = replace(base, gradient_checkpointing=True)
-        taken = predict(base, lora, data.batch_size, data.block_size, precision, kind) if predict else 0
-    while predict and taken > room and data.batch_size % 2 == 0:
+        taken = predict(base, lora, data.batch_size, data.block_size, precision, kind)
+    while taken > room and data.batch_size % 2 == 0:
         data = replace(data, batch_size=data.batch_size // 2)
         taken = predict(base, lora, data.batch_size, data.block_size, precision, kind)
     return {
@@ -93,13 +86,13 @@ def get_recommended_config(gpu_memory_gb: float | None = None, predict: Predicto
         "compile_mode": base.compile_mode,
         "precision": precision,
         "mixed_precision": precision != "32-true",
-        "memory_gib_estimate": round(taken / GIB, 1) if predict else None,
+        "memory_gib_estimate": round(taken / GIB, 1),
     }
 
 
-def print_hardware_info(console: Console | None = None, predict: Predictor | None = None) -> None:
+def print_hardware_info(predict: Predictor) -> None:
     """Print what ``detect_gpu_info`` and ``get_recommended_config`` say, and the command that trains with it."""
-    console = console or Console()
+    console = Console()
     info, device = detect_gpu_info(), detect()
     found = {
         "GPU": f"{info['gpu_count']} x {info['gpu_name']}" if info["gpu_name"] else f"none: {info['problem']}",
@@ -113,7 +106,7 @@ def print_hardware_info(console: Console | None = None, predict: Predictor | Non
     }
     if device.kind == "cpu":
         found["CPU"] = device.name
-    for title, rows in (("this machine", found), ("recommended", _described(get_recommended_config(predict=predict)))):
+    for title, rows in (("this machine", found), ("recommended", _described(get_recommended_config(predict)))):
         table = Table(title=title, title_justify="left", show_header=False)
         for name, value in rows.items():
             table.add_row(name, value)
@@ -124,7 +117,7 @@ def print_hardware_info(console: Console | None = None, predict: Predictor | Non
 def _described(advice: dict[str, Any]) -> dict[str, str]:
     """What ``get_recommended_config`` says, for people."""
     tokens = f"{advice['batch_size']} x {advice['block_size']} tokens"
-    taken, workers = advice["memory_gib_estimate"], advice["num_workers"]
+    workers = advice["num_workers"]
     return {
         "preset": advice["preset"],
         "batch": f"{tokens} x {advice['gradient_accumulation_steps']} accumulated",
@@ -133,13 +126,13 @@ def _described(advice: dict[str, Any]) -> dict[str, str]:
         "compiled layers": _yes(advice["compile"]),
         "activations computed again": _yes(advice["gradient_checkpointing"]),
         "processes that load data": str(workers) if workers else "none but the training's own",
-        "memory, predicted": "not predicted" if taken is None else f"{taken} GiB",
+        "memory, predicted": f"{advice['memory_gib_estimate']} GiB",
     }
 
 
 def training_command() -> str:
     """The command that trains on this machine with the preset that fits it."""
-    return f"{COMMAND} --hardware {presets.choose(detect())} --data-dir my_texts/"
+    return f"granite-scu train --hardware {presets.choose(detect())} --data-dir my_texts/"
 
 
 def _yes(has: bool) -> str:

@@ -1,18 +1,15 @@
-"""What is measured on the spot: the rate of matrix products, of a loader, the memory of a GPU."""
+"""What is measured on the spot: the rate of matrix products, and the memory that a process takes."""
 
 import ctypes
 import functools
 import gc
 import math
 import time
-from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 
 import torch
 
-from granite_scu.hardware.detection import GIB
-from granite_scu.hardware.tuning import taking_tf32
+from granite_scu.hardware.precision import taking_tf32
 
 
 @functools.cache
@@ -50,26 +47,6 @@ def _synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def benchmark_dataloader(dataloader: Iterable, num_batches: int = 10) -> float:
-    """Seconds that a loader takes for a batch, after one that starts its processes.
-
-    Args:
-        dataloader: what to time; one with fewer batches is timed over those it has.
-        num_batches: how many to time.
-
-    Raises:
-        ValueError: there is nothing to time.
-    """
-    batches = iter(dataloader)
-    if num_batches < 1 or next(batches, None) is None:
-        raise ValueError("nothing to time: no batches")
-    start = time.perf_counter()
-    counted = sum(1 for _ in islice(batches, num_batches))
-    if not counted:
-        raise ValueError("nothing to time: the first batch, which starts the loader, is the only one")
-    return (time.perf_counter() - start) / counted
-
-
 def reset_peak_memory(device: str) -> int | None:
     """Forget the peak of this process's memory so far; returns the bytes in use now, None where nothing tells."""
     gc.collect()
@@ -101,39 +78,3 @@ def _status(name: str) -> int | None:
     """A line of /proc/self/status, in bytes; None where the kernel, or what stands for one, has no such line."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
-
-
-class MemoryTracker:
-    """The memory of the current GPU: what PyTorch holds now, and the most it held since ``reset``, in GiB.
-
-    Without a GPU all is zero.
-    """
-
-    def __init__(self) -> None:
-        self.current = self.peak = self.total = 0.0
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the peak."""
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-        self.peak = 0.0
-        self.update()
-
-    def update(self) -> None:
-        """Look again."""
-        if torch.cuda.is_available():
-            self.current = torch.cuda.memory_allocated() / GIB
-            self.peak = torch.cuda.max_memory_allocated() / GIB
-            self.total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / GIB
-
-    def report(self) -> None:
-        """Print current, peak and total memory, and the share of the total that the peak is."""
-        self.update()
-        if not self.total:
-            print("GPU Memory Usage: no GPU")
-            return
-        print("GPU Memory Usage:")
-        for name, value in (("Current", self.current), ("Peak", self.peak), ("Total", self.total)):
-            print(f"  {name}: {value:.2f} GB")
-        print(f"  Utilization: {self.peak / self.total:.1%}")

@@ -1,5 +1,7 @@
-"""What a run is told to use, turned into what Lightning is told, or refused."""
+"""What a run is told to use, turned into what Lightning and PyTorch are told, or refused."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -69,3 +71,21 @@ def resolve_accelerator(requested: str) -> Literal["cpu", "cuda"]:
     if torch.cuda.is_available():
         return "cuda"
     raise no_cuda(requested)
+
+
+def set_tf32(on: bool) -> None:
+    """Have PyTorch take fp32 products in TF32, which keeps ten bits of the mantissa, or in fp32."""
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.backends.cudnn.allow_tf32 = on
+
+
+@contextmanager
+def taking_tf32(on: bool) -> Iterator[None]:
+    """``set_tf32``, for as long as the context lasts."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    set_tf32(on)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions

@@ -4,7 +4,7 @@ from typing import Any
 
 from granite_scu.config.settings import SHORT_PRECISIONS
 from granite_scu.control.units import counted, duration, per_cent
-from granite_scu.hardware.cards import CARDS
+from granite_scu.hardware.presets import CARDS
 
 
 def opening(facts: dict[str, Any], resume: str = "--resume-from-checkpoint last") -> list[str]:

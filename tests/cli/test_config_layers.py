@@ -15,7 +15,7 @@ from devices import A100, CPU, RTX_4090, T4
 from granite_scu import hardware
 from granite_scu.cli import run_commands, script_flags, yaml_files
 from granite_scu.config.errors import UserError
-from granite_scu.hardware import cards, presets
+from granite_scu.hardware import presets
 from granite_scu.training import memory_budget, plan
 from granite_scu.training.controller import build_controller
 from granite_scu.training.prepared_run import PreparedRun
@@ -276,9 +276,9 @@ def test_every_preset_can_be_planned_and_fits_its_cards(prepared, full_size, mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", cards.CARDS)
+@pytest.mark.parametrize("name", presets.CARDS)
 def test_a_preset_uses_most_of_its_card_and_computes_nothing_twice(prepared, full_size, name):
-    card, filled = cards.CARDS[name], presets.settings(name)["data"]
+    card, filled = presets.card_of(name), presets.settings(name)["data"]
     run = prepared(presets.path(name), card, full_size)
     assert not run.request.base.gradient_checkpointing
     # The text here is little, and its batches are smaller.

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from granite_scu.config.request import Request
 from granite_scu.config.settings import intervals_of
-from granite_scu.hardware.cards import CARDS
+from granite_scu.hardware.presets import card_of
 from granite_scu.training import plan
 from granite_scu.training.plan_description import describe, details, opening
 from granite_scu.training.preflight import out_of_proportion
@@ -101,7 +101,7 @@ def test_the_time_counts_each_validation_and_its_batches_and_the_scores_at_the_e
 
     def seconds(every: int, batches: int) -> tuple[float, float]:
         asked = {"run.eval_steps": every, "trainer.limit_val_batches": batches, "trainer.accelerator": "cuda"}
-        run = prepare(Request.from_dotted(settings | asked), Console(quiet=True), card=CARDS["gpu_4090"])
+        run = prepare(Request.from_dotted(settings | asked), Console(quiet=True), card=card_of("gpu_4090"))
         # In steps of two blocks, of which a forward pass is half: base and adapter read each test block.
         return plan._seconds(run, here=False), len(run.data.test) / 2
 
