@@ -731,7 +731,7 @@ def write(documents: list[tuple[str, str]], path: Path) -> None:
 
 
 def chosen(names: list[str]) -> list[str]:
-    """The corpora asked for, all where none is named. Raises UserError for a name that is none."""
+    """The corpora asked for, all where none is named. Raises UserError for an unknown name."""
     unknown = [name for name in names if name not in TEXTS]
     if unknown:
         raise UserError(f"no corpus is called {unknown[0]!r}; there are {', '.join(TEXTS)}")

@@ -149,7 +149,7 @@ def of_file(name: str) -> Layer:
     """The settings that ``--config`` names: of a file, of one that comes along, or in YAML on the command line.
 
     Raises:
-        UserError: there is no such file, it is no YAML, or has a setting that there is not.
+        UserError: there is no such file, it is not valid YAML, or has a setting that there is not.
     """
     if not name.strip():
         raise UserError("--config '': is empty; name a file, or leave it out")

@@ -44,7 +44,7 @@ from granite_scu.storage.run_folder import RunFolder, nearest
 from granite_scu.training import memory_budget
 from granite_scu.training.controller import build_controller
 from granite_scu.training.logger_checks import check_loggers
-from granite_scu.training.output_folder import claimed
+from granite_scu.training.output_folder import locked_run_folder
 from granite_scu.training.resume import Resume, open_checkpoint
 
 _DATASET_FILE = f"{DEFAULT_DATASET.rpartition(':')[2]}/train-00000-of-00001.parquet"
@@ -353,7 +353,7 @@ def _run_folder(request: Request) -> Check:
 
     def open_it() -> Resume | None:
         resume = open_checkpoint(run.resume, folder.path)
-        with claimed(folder, request, resume):
+        with locked_run_folder(folder, request, resume):
             return resume
 
     resume, refusal = attempt(open_it)

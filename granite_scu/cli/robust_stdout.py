@@ -54,7 +54,7 @@ def _say(line: str) -> bool:
 
 
 @contextmanager
-def lasting_output() -> Iterator[None]:
+def robust_stdout() -> Iterator[None]:
     """Let the work inside outlive its console."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = LastingStream(sys.stdout, "standard output"), LastingStream(sys.stderr, "standard error")

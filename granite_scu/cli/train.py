@@ -11,7 +11,7 @@ from granite_scu.cli import config_layers, requirements, resume_hint
 from granite_scu.cli.config_layers import Layers
 from granite_scu.cli.console import make_console, print_facts, quiet
 from granite_scu.cli.request_parser import parse
-from granite_scu.cli.robust_stdout import lasting_output
+from granite_scu.cli.robust_stdout import robust_stdout
 from granite_scu.cli.summary import print_summary
 from granite_scu.config.errors import UserError
 from granite_scu.config.progress import say
@@ -19,7 +19,7 @@ from granite_scu.config.request import Request
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.data.tokens import templates
 from granite_scu.evaluation.split_score import score_split
-from granite_scu.export.present import presented
+from granite_scu.export.present import write_report_on_exit
 from granite_scu.hardware import presets
 from granite_scu.hardware.machine import resolve_request
 from granite_scu.model.loading import load_tokenizer
@@ -54,7 +54,7 @@ def run(layers: Layers, command: str = "fit", prints: bool = False) -> int:
     # Of the commands that score, JSON goes to stdout, and nothing else.
     quiet(make_console(stderr=True) if command in SCORED else console)
     if command == "fit":
-        with lasting_output(), logged_from_here():
+        with robust_stdout(), logged_from_here():
             return fit(request, console)
     console.print_json(data=_score(request, SCORED[command]))
     return 0
@@ -68,18 +68,18 @@ def fit(request: Request, console: Console) -> int:
     return 0
 
 
-def carry_out(run: PreparedRun, resume: str, again: str) -> dict:
+def carry_out(run: PreparedRun, resume: str, resume_command: str) -> dict:
     """Say what is planned, train, and write what people look at; returns the summary, empty but in the first process.
 
     Args:
         run: the run.
         resume: what is to be added to the command for it to continue.
-        again: the whole command that continues the run.
+        resume_command: the whole command that continues the run.
     """
     for line in plan_description.opening(plan.facts(run), resume) if is_main() else []:
         say(line, run.console)
-    with presented(run.folder):
-        return recipe.train(run, questions=Samples, again=again)
+    with write_report_on_exit(run.folder):
+        return recipe.train(run, questions=Samples, resume_command=resume_command)
 
 
 def _score(request: Request, split: str) -> dict:

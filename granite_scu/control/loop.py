@@ -57,7 +57,9 @@ class Plant(HeldOutPlant, Protocol):
     def total_steps(self) -> int:
         """Optimizer steps of the run."""
 
-    def act(self, reg_strength: float, layers: tuple[float, ...] | None, param_bound: float | None) -> None:
+    def set_regularisation(
+        self, reg_strength: float, layers: tuple[float, ...] | None, param_bound: float | None
+    ) -> None:
         """Train on under this lambda, these of each adapted matrix in its place, and this bound in bits per token."""
 
     def counts(self) -> tuple[int, int]:
@@ -117,7 +119,7 @@ class ControlLoop:
     def start(self, plant: Plant, step: int) -> None:
         """Act as before the first tick, or as the checkpoint of ``step`` says."""
         self.step = step
-        plant.act(*self.action)
+        plant.set_regularisation(*self.action)
 
     def after_step(self, plant: Plant, step: int) -> bool:
         """Count an optimizer step, the ``step``-th of the run; returns whether a tick is due."""
@@ -139,7 +141,7 @@ class ControlLoop:
         self.law_state, output = self.law.update(self.law_state, seen)
         self.saved = None
         self.action = self.action_of(output)
-        plant.act(*self.action)
+        plant.set_regularisation(*self.action)
         self.latest = self._record(window, measured, seen, output)
         self.ticks += 1
         return window

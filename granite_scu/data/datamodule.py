@@ -435,7 +435,7 @@ def tail_held_out(whole: Blocks, config: DataConfig) -> dict[str, Blocks]:
             f"which takes {least} blocks of --block-size {size}, {least * size} tokens; "
             f"{_more_text(whole.n_inputs, least)}, or --held-out-share 0, which holds nothing out"
         )
-    return {name: whole.part(numbers) for name, numbers in by_block(len(whole), each).items()}
+    return {name: whole.select(numbers) for name, numbers in by_block(len(whole), each).items()}
 
 
 def rounded_block(tokens: int) -> int:
@@ -464,7 +464,7 @@ def thinned(blocks: Blocks, tokens: int | None) -> Blocks:
     """As many blocks as hold about so many tokens, evenly spaced, so that they stand for the whole."""
     count = len(blocks) if tokens is None else max(1, tokens // blocks.block_size)
     every = len(blocks) // count
-    return blocks if count >= len(blocks) else blocks.part(range(0, count * every, every))
+    return blocks if count >= len(blocks) else blocks.select(range(0, count * every, every))
 
 
 def _more_text(n_tokens: int, n_blocks: int) -> str:

@@ -270,7 +270,7 @@ class StreamedDataModule(TextDataModule):
     ) -> Blocks:
         if not len(documents) and self.holds_out(split):
             raise UserError(f"--stream: --data-dir {self.config.named} begins without text for {split}; give more")
-        return super()._blocks_of(corpus.part(documents), layout, padding, split, np.arange(len(documents)))
+        return super()._blocks_of(corpus.select(documents), layout, padding, split, np.arange(len(documents)))
 
     @property
     def _on_long(self) -> str:

@@ -12,7 +12,7 @@ from granite_scu.storage.run_folder import TRAINING_CONFIG, RunFolder
 
 
 @contextlib.contextmanager
-def presented(folder: RunFolder) -> Iterator[None]:
+def write_report_on_exit(folder: RunFolder) -> Iterator[None]:
     """Around a run: at its end the folder has everything to look at, or, if it failed, the report of how far it got.
 
     A run that was refused has not touched its folder, and nothing is written there.

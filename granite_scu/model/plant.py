@@ -40,9 +40,9 @@ SUMS = {"_since_read": 5, "_skipped_in_a_row": 1, "_norms": 3, "_slope": 1}
 class AdapterPlant(nn.Module):
     """A model whose adapter is trained under CE + reg_strength * ParamNPT. It knows no controller.
 
-    ``reg_strength`` (lambda) is set between optimizer steps, by ``act`` or alone; at its default of zero this is plain
-    LoRA fine-tuning. So are ``layer_strengths``, which tells matrices apart, and ``param_bound``, onto which the update
-    is projected. With ``drift_gradient`` set, lambda multiplies drift in the place of ParamNPT.
+    ``reg_strength`` (lambda) is set between optimizer steps, by ``set_regularisation`` or alone; at its default of zero
+    this is plain LoRA fine-tuning. So are ``layer_strengths``, which tells matrices apart, and ``param_bound``, onto
+    which the update is projected. With ``drift_gradient`` set, lambda multiplies drift in the place of ParamNPT.
 
     A trainer calls, once an optimizer step, ``regularise`` with the gradient of the mean loss in ``.grad``,
     ``count_step`` and, after the update, ``act_on_update``.
@@ -170,7 +170,9 @@ class AdapterPlant(nn.Module):
 
     # Lambda
 
-    def act(self, reg_strength: float, layers: tuple[float, ...] | None, param_bound: float | None) -> None:
+    def set_regularisation(
+        self, reg_strength: float, layers: tuple[float, ...] | None, param_bound: float | None
+    ) -> None:
         """Train on under this lambda, these of each adapted matrix in its place, and this bound in bits per token."""
         self.reg_strength, self.layer_strengths, self.param_bound = reg_strength, layers, param_bound
 

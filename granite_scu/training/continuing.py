@@ -18,8 +18,8 @@ from granite_scu.storage.working_folder import as_seen_from_here
 from granite_scu.training.callbacks.checkpoints import has_ended
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun, build_module
-from granite_scu.training.resume import TEXT, Resume, blamed, holds_nan, later
-from granite_scu.training.trainer import conclude, fit, kill_children, part
+from granite_scu.training.resume import TEXT, Resume, attribute_errors_to_checkpoint, holds_nan, later
+from granite_scu.training.trainer import destroy_process_group, fit, kill_children, run_end_hooks
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def check_continued(run: PreparedRun, resume: Resume) -> None:
     Raises:
         UserError: it is not the same, or no run can continue from the checkpoint.
     """
-    with blamed(resume):
+    with attribute_errors_to_checkpoint(resume):
         check_blocks(resume, run.course, run.data.checksum)
         build_module(run).require_same_settings(resume.state, run.size.trained)
         check_resumable(run, resume)
@@ -85,7 +85,7 @@ def check_blocks(resume: Resume, now: dict[str, Any], checksum: str) -> None:
 
     Args:
         resume: the checkpoint.
-        now: the run's ``course_of``.
+        now: the run's ``settings_that_affect_numbers``.
         checksum: of the run's blocks.
 
     Raises:
@@ -136,7 +136,7 @@ def _warn_of_newer(resume: Resume) -> None:
 
 
 def _warn_of_changes(resume: Resume, now: dict[str, Any]) -> None:
-    """Say which settings differ from the checkpoint's; ``now`` is the run's ``course_of``."""
+    """Say which settings differ from the checkpoint's; ``now`` is the run's ``settings_that_affect_numbers``."""
     before = dict(resume.state["settings"])
     for name in ("--model", "--replay"):  # the same place, seen from another working folder
         if before.get(name) and as_seen_from_here(before[name], resume.path.parent) == now.get(name):
@@ -155,12 +155,12 @@ def run_to_its_end(run: PreparedRun, trainer: L.Trainer, module: GraniteModule) 
     first_step = run.resume.step if run.resume else 0
     sound = run.resume is None or not holds_nan(run.resume.state)
     try:
-        with blamed(run.resume, lambda: sound and trainer.global_step > first_step):
+        with attribute_errors_to_checkpoint(run.resume, lambda: sound and trainer.global_step > first_step):
             fit(trainer, module, run.data, run.resume and run.resume.path)
         if trainer.global_step == first_step:
-            with blamed(run.resume, lambda: sound):
-                conclude(trainer, module)
+            with attribute_errors_to_checkpoint(run.resume, lambda: sound):
+                run_end_hooks(trainer, module)
     except BaseException:
         kill_children(trainer)
         raise
-    part(trainer)
+    destroy_process_group(trainer)

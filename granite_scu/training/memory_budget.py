@@ -143,7 +143,7 @@ def ran_out(error: BaseException) -> bool:
 
 
 @contextmanager
-def explained(request: Request, machine: Machine) -> Iterator[None]:
+def explain_oom(request: Request, machine: Machine) -> Iterator[None]:
     """Make one line of an error about memory: what was asked for, what there was, and what to try next.
 
     Args:

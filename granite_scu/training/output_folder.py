@@ -87,7 +87,7 @@ def _replaces(folder: RunFolder, resume: Resume | None, asked: str | None, overw
 
 
 @contextmanager
-def claimed(folder: RunFolder, request: Request, resume: Resume | None) -> Iterator[None]:
+def locked_run_folder(folder: RunFolder, request: Request, resume: Resume | None) -> Iterator[None]:
     """Keep other processes out of the folder, which is checked again: time has passed since it was.
 
     It is let go of at the end of a run that failed, too, and so is the log file that the run has added: a notebook's

@@ -21,7 +21,7 @@ from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.module import GraniteModule
-from granite_scu.training.resume import TEXT, Resume, course_of
+from granite_scu.training.resume import TEXT, Resume, settings_that_affect_numbers
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,9 @@ class PreparedRun:
     @property
     def course(self) -> dict[str, Any]:
         """What its course depends on."""
-        return course_of(self.request, self.machine, self.length.steps, self.setpoint, self.intervals.validation)
+        return settings_that_affect_numbers(
+            self.request, self.machine, self.length.steps, self.setpoint, self.intervals.validation
+        )
 
     @property
     def validation_blocks(self) -> int:

@@ -21,10 +21,10 @@ from granite_scu.training.fitting import build_data, fit_to_text
 from granite_scu.training.groups.assembly import assemble
 from granite_scu.training.logger_checks import check_loggers
 from granite_scu.training.loggers import RunLogger, logging_to
-from granite_scu.training.output_folder import claimed, is_main, open_run_folder
+from granite_scu.training.output_folder import is_main, locked_run_folder, open_run_folder
 from granite_scu.training.preflight import announce
 from granite_scu.training.prepared_run import PreparedRun, build_module, length_of
-from granite_scu.training.resume import as_before, blamed, open_checkpoint
+from granite_scu.training.resume import as_before, attribute_errors_to_checkpoint, open_checkpoint
 from granite_scu.training.trainer import given_objects
 
 
@@ -58,7 +58,7 @@ def prepare(
     # The run folder, and the checkpoint that the run continues from.
     folder = RunFolder(request.run.output_dir)
     resume = open_checkpoint(request.run.resume, folder.path)
-    with claimed(folder, request, resume):
+    with locked_run_folder(folder, request, resume):
         pass  # refused already here; until the run starts, others may have the folder
     if resume:
         request = as_before(request, resume)
@@ -115,7 +115,7 @@ def train(
     *,
     final_score: Callable[..., FinalScore] = FinalScore,
     questions: Callable[..., L.Callback] | None = None,
-    again: str = "the same settings, and the checkpoint to resume from",
+    resume_command: str = "the same settings, and the checkpoint to resume from",
 ) -> dict:
     """Train, score and write the run folder; returns the summary that ``scu_metrics.json`` holds.
 
@@ -124,15 +124,15 @@ def train(
         final_score: makes the callback that scores and saves at the end, of ``FinalScore``'s arguments.
         questions: makes the callback that asks ``--samples`` questions after that, of the arguments of
             ``callbacks.samples.Samples``; None asks none.
-        again: the command that continues the run, for whoever stops it.
+        resume_command: the command that continues the run, for whoever stops it.
     """
     L.seed_everything(run.request.seed, workers=True, verbose=False)
-    with claimed(run.folder, run.request, run.resume):
+    with locked_run_folder(run.folder, run.request, run.resume):
         # What is found by trying.
         run.machine.claim(run.request.run.memory_fraction)
         if run.request.run.auto_batch_size:
             run = batch_size.prove(run)
-        with memory_budget.explained(run.request, run.machine):
+        with memory_budget.explain_oom(run.request, run.machine):
             # The model and its adapters.
             module = build_module(run)
             if run.resume:  # again, now that no other process has the folder
@@ -144,9 +144,9 @@ def train(
 
             # What measures, steers, scores and saves.
             loggers = [RunLogger(name) for name in run.request.run.loggers]
-            trainer, best, final = assemble(run, module, final_score, questions, again, loggers)
+            trainer, best, final = assemble(run, module, final_score, questions, resume_command, loggers)
             if run.resume:
-                with blamed(run.resume):
+                with attribute_errors_to_checkpoint(run.resume):
                     module.on_load_checkpoint(run.resume.state)
                     run.data.start_at(run.resume.state["micro_batches"])
 

@@ -135,14 +135,16 @@ def as_before(request: Request, resume: Resume) -> Request:
     before = resume.state["settings"]
     unset = [key for key in keys if key not in request.given]
     values = {key: value for key in unset if (value := before.get(names[key])) is not None}
-    with blamed(resume):
+    with attribute_errors_to_checkpoint(resume):
         if any(not isinstance(value, float | int | str) or isinstance(value, bool) for value in values.values()):
             raise TypeError("a setting is no number")
         return replace(request.with_values(values), given=request.given | values.keys())
 
 
 @contextmanager
-def blamed(resume: Resume | None, has_begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
+def attribute_errors_to_checkpoint(
+    resume: Resume | None, has_begun: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """Name the checkpoint where its state lets a run fail before that has begun.
 
     The state has hundreds of values, ours and of three libraries. Each is checked by who uses it, in errors of its own.
@@ -161,11 +163,11 @@ def blamed(resume: Resume | None, has_begun: Callable[[], bool] = lambda: False)
             raise
         words = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
         raise UserError(
-            f"--resume-from-checkpoint {resume.path}: no run can continue from its state ({words}); name another"
+            f"--resume-from-checkpoint {resume.path}: its state is corrupt ({words}); name another"
         ) from error
 
 
-def course_of(
+def settings_that_affect_numbers(
     request: Request, machine: Machine, steps: int, setpoint: float | None, eval_steps: int
 ) -> dict[str, Any]:
     """What the course of a run depends on, by the flag of the script that sets it or else by its dotted key.

@@ -172,7 +172,7 @@ def fit(trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataModu
             trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
     except Stopped as stop:
         if not stop.alone:
-            part(trainer)
+            destroy_process_group(trainer)
         raise
     except SystemExit as stop:  # Lightning's answer to Ctrl-C
         raise KeyboardInterrupt from stop
@@ -182,7 +182,7 @@ def fit(trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataModu
         raise
 
 
-def conclude(trainer: L.Trainer, module: L.LightningModule) -> None:
+def run_end_hooks(trainer: L.Trainer, module: L.LightningModule) -> None:
     """What comes after the last step. Lightning passes over it where steps or time leave no step to take."""
     trainer.strategy.model_to_device()
     for callback in trainer.callbacks:
@@ -199,7 +199,7 @@ def _lost(error: RuntimeError) -> str | None:
     return None
 
 
-def part(trainer: L.Trainer) -> None:
+def destroy_process_group(trainer: L.Trainer) -> None:
     """End the bond between processes, all at once and when the last file is written.
 
     One that ended early, with gloo's threads still running, could be aborted by them; torchrun then stops the others.

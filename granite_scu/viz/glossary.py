@@ -26,7 +26,7 @@ _WORD = re.compile(r"(?<![\w*])(DataBPT|ParamBPT|ticks?|S\*|S|λ)(?![\w*])")
 _IDS = {"S": "s", "S*": "setpoint", "DataBPT": "databpt", "ParamBPT": "parambpt", "tick": "tick", "λ": "lambda"}
 
 
-def explained(html: str) -> str:
+def explain_terms(html: str) -> str:
     """HTML without tags, of words that are ours: each term in it explains itself where it is first used."""
     used: set[str] = set()
 

@@ -17,14 +17,14 @@ from granite_scu.config.errors import UserError
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import require_writable
 from granite_scu.viz.adapter_size import describe
-from granite_scu.viz.glossary import explained, explanations
+from granite_scu.viz.glossary import explain_terms, explanations
 from granite_scu.viz.report_answers import answers, elsewhere, samples
 from granite_scu.viz.report_data import chart_data
 from granite_scu.viz.report_settings import configuration, environment
 from granite_scu.viz.run_folder import BAND, Run, read_measured_run
 from granite_scu.viz.settling import bounded, unsettled
 from granite_scu.viz.what_now import Advice, verdict_of, what_now, where
-from granite_scu.viz.words import compact, duration, first, is_number, part, percent, quantity, shown, signed
+from granite_scu.viz.words import compact, duration, first, is_number, percent, quantity, section, shown, signed
 
 NAME = "report.html"
 _LATEST = 12
@@ -92,7 +92,7 @@ def _head(run: Run) -> str:
 
 def _described(run: Run) -> str:
     """The run in one line: model, data, law, seed."""
-    base, data = (part(run.settings, group) for group in ("base", "data"))
+    base, data = (section(run.settings, group) for group in ("base", "data"))
     parts = [
         shown(base["name"]) if "name" in base else "",
         f"data {shown(data['path'])}" if data.get("path") else "",
@@ -105,7 +105,7 @@ def _described(run: Run) -> str:
 def _lede(run: Run) -> str:
     """The verdict, and what it is by; how far an unfinished run got."""
     if not run.finished:
-        step, planned = run.history[-1]["step"], part(run.settings, "plan").get("steps")
+        step, planned = run.history[-1]["step"], section(run.settings, "plan").get("steps")
         done = f"step {step:,} of {planned:,}" if isinstance(planned, int) else f"step {step:,}"
         signal = run.stopped.get("signal")
         ended = f"The run was stopped by {escape(str(signal))}" if signal else "The run has not come to its end"
@@ -125,13 +125,13 @@ def _scored(run: Run) -> str:
         scored = f" on {quantity(tokens)} tokens" if tokens else ""
         bits = f"{adapter:.3f} bits per token{scored}, base {base:.3f} ({signed(adapter / base - 1)})"
         text = f"Held-out documents: {bits}.{_began(run)} {_interval(run)}{_chosen(run)}"
-    stopped = part(run.metrics, "stopped")
+    stopped = section(run.metrics, "stopped")
     if stopped.get("reason"):
         why = _STOPS.get(stopped["reason"], str(stopped["reason"]))
         text += escape(f" The run ended at step {stopped.get('step')}: {why}.")
     return (
         text
-        if part(run.metrics, "elsewhere") or part(run.metrics, "drift")
+        if section(run.metrics, "elsewhere") or section(run.metrics, "drift")
         else f"{text} What else it changed was not tried."
     )
 
@@ -141,7 +141,7 @@ def _began(run: Run) -> str:
     start = run.metrics.get("start_test_bpt")
     if not is_number(start):
         return ""
-    name = part(run.settings, "start").get("adapter")
+    name = section(run.settings, "start").get("adapter")
     named = f", <code>{escape(str(name))}</code>," if name else ""
     return f" The adapter{named} that training started from had {start:.3f}."
 
@@ -173,16 +173,16 @@ def _chosen(run: Run) -> str:
 def _figures(run: Run) -> list[tuple[str, str, str]]:
     """(what, value, remark) of the most telling numbers; at the last tick where there is no summary."""
     metrics, latest = run.metrics, run.history[-1]
-    asked, general = (part(metrics, name) for name in ("answers", "elsewhere"))
+    asked, general = (section(metrics, name) for name in ("answers", "elsewhere"))
     validated = min((each for each in run.validations if is_number(each[1])), key=lambda each: each[1], default=None)
     figures = []
     if asked.get("n"):
-        before = part(asked, "base").get("right")
+        before = section(asked, "base").get("right")
         figures.append(("answers", f"{asked.get('right')} of {asked['n']}", f"as expected, base {before}"))
     if general.get("n") and general.get("right_before"):
         won = general.get("became_right")
         figures.append(("elsewhere", f"{general.get('became_wrong')} of {general['n']}", f"became wrong, {won} right"))
-    if is_number((moved := part(metrics, "drift")).get("share")):
+    if is_number((moved := section(metrics, "drift")).get("share")):
         budget = moved.get("budget")
         allowed = f"at most {percent(budget)} asked for" if is_number(budget) else "on general questions"
         figures.append(("drift", percent(moved["share"]), allowed))
@@ -229,12 +229,12 @@ def _tiles(figures: Iterable[tuple[str, str, str]]) -> str:
 
 
 def _figure(what: str, value: str, remark: str) -> str:
-    return f"<div><dt>{explained(escape(what))}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
+    return f"<div><dt>{explain_terms(escape(what))}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
 
 
 def _control(run: Run) -> str:
     """What size the texts would have the adapter, and how S was held, where it was to be."""
-    control, size = part(run.metrics, "control"), describe(run.history[-1])
+    control, size = section(run.metrics, "control"), describe(run.history[-1])
     parts = [f"At the last tick {size}."] if size else []
     if run.holds_drift:
         parts.append("λ multiplies drift, how far the model has moved on general text. S is only measured.")
@@ -278,7 +278,7 @@ def _notes(run: Run) -> str:
     held = int((run.column("held") == 1).sum())
     if held:
         found.append(f"{held:,} of {len(run.history):,} ticks had no usable measurement.")
-    advice = part(run.metrics, "reachability").get("advice")
+    advice = section(run.metrics, "reachability").get("advice")
     trouble, bound = unsettled(run), bounded(run)
     if trouble:
         found = [each for each in found if not (advice and advice in each)]
@@ -301,7 +301,7 @@ def _course(run: Run, data: Mapping[str, Any]) -> str:
     """Loss and validation; and folded what the controller did, unless it was asked to hold a setpoint."""
     charts = {chart["name"]: _chart(chart, data) for chart in data["charts"]}
     loss, speed, learned = charts.pop("data_bpt"), charts.pop("tokens_per_s"), charts.pop("learned", "")
-    note = explained(
+    note = explain_terms(
         "S = ParamBPT / (DataBPT + ParamBPT): the share of all bits that describes the adapter, measured at every tick."
     )
     if run.asks_for_size:
@@ -338,7 +338,7 @@ def _chart(chart: Mapping[str, Any], data: Mapping[str, Any]) -> str:
         value is not None and (chart["scale"] != "log" or value > 0) for values in columns for value in values
     )
     title, unit = escape(chart["title"]), escape(chart["unit"])
-    words = f'{explained(title)} <span class="faint">({unit})</span>'
+    words = f'{explain_terms(title)} <span class="faint">({unit})</span>'
     heading = f'<figcaption><h3>{words}</h3><div class="legend"></div></figcaption>'
     body = f'<div class="empty">{escape(chart["empty"])}</div>'
     if there:

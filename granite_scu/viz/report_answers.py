@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 from granite_scu.viz.run_folder import Run
-from granite_scu.viz.words import is_number, part, percent
+from granite_scu.viz.words import is_number, percent, section
 
 _TEXTS = ("prompt", "document", "base", "adapter")
 _WHEN = ("before", "after")
@@ -18,7 +18,7 @@ _CHANGED = 3
 def answers(run: Run) -> str:
     """Each question with what was expected and what both answered; empty where no question was asked."""
     found = [each for each in _listed(run.answers, "answers") if _has(each, "question", "expected", "base", "adapter")]
-    figures = part(run.metrics, "answers")
+    figures = section(run.metrics, "answers")
     if not found:
         return ""
     interval, note = figures.get("interval"), ""
@@ -44,7 +44,7 @@ def elsewhere(run: Run) -> str:
         return ""
     found.sort(key=lambda each: (not (each.get("right_before") and not each.get("right_after")),
                                  each.get("right_before") == each.get("right_after")))  # fmt: skip
-    figures = part(run.metrics, "elsewhere")
+    figures = section(run.metrics, "elsewhere")
     before, after, n = (figures.get(name) for name in ("right_before", "right_after", "n"))
     model = figures.get("compared_with", "base model")
     words = f"What the {model} knew before: it has {before} of {n} right, the adapter {after}."
@@ -69,7 +69,7 @@ def _has(value: Any, *names: str) -> bool:
 
 
 def _right(answer: Mapping[str, Any], who: str) -> Any:
-    return part(part(answer, "scores"), who).get("right")
+    return section(section(answer, "scores"), who).get("right")
 
 
 def _row(question: str, expected: str, *given: tuple[str, Any]) -> list[str]:

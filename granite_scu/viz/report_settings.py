@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 from granite_scu.viz.run_folder import Run
-from granite_scu.viz.words import flat, part, shown
+from granite_scu.viz.words import flat, section, shown
 
 _GROUPS = {
     "base": "Base model", "lora": "LoRA", "start": "Adapter at the start", "optimizer": "Optimizer", "prior": "Prior",
@@ -16,11 +16,11 @@ _CONFIG = "<code>granite-scu train --config config.yaml</code>"
 
 def configuration(run: Run) -> str:
     """What was asked for and what followed from it."""
-    groups = {title: part(run.settings, name) for name, title in _GROUPS.items()}
+    groups = {title: section(run.settings, name) for name, title in _GROUPS.items()}
     # Lightning has many switches, nearly all of them off.
     groups["Trainer"] = {name: value for name, value in groups["Trainer"].items() if value is not False}
     groups["Law as run"] = run.config
-    groups["Data, counted"] = part(run.settings, "data_summary")
+    groups["Data, counted"] = section(run.settings, "data_summary")
     every = _sections(groups)
     if not every:
         return "<h2>Configuration</h2><p>Its training_config.json and scu_config.json are missing.</p>"
@@ -35,7 +35,7 @@ def configuration(run: Run) -> str:
 def environment(run: Run) -> str:
     """Machine, versions and source."""
     source = {"commit": run.settings.get("git_revision"), "seed": run.settings.get("seed")}
-    machine, versions = (part(run.settings, name) for name in ("machine", "versions"))
+    machine, versions = (section(run.settings, name) for name in ("machine", "versions"))
     every = _sections({"Machine": machine, "Versions": versions, "Source": source})
     if not every:
         return ""
@@ -51,9 +51,9 @@ def _changed(run: Run) -> str:
     if not isinstance(names, list):
         return ""
     if isinstance(given, list):  # a run of an earlier version does not say what its data decided
-        unlimited = part(run.settings, "trainer").get("max_steps") == -1  # which --num-epochs sets
+        unlimited = section(run.settings, "trainer").get("max_steps") == -1  # which --num-epochs sets
         names = [name for name in names if name in given and not (unlimited and name == "trainer.max_steps")]
-    groups = {title: _of(part(run.settings, name), name, names) for name, title in _GROUPS.items()}
+    groups = {title: _of(section(run.settings, name), name, names) for name, title in _GROUPS.items()}
     every = _sections(groups)
     if not every:
         return '<p class="faint">All settings are the defaults.</p>'

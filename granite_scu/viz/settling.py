@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from granite_scu.viz.run_folder import BAND, Run
-from granite_scu.viz.words import is_number, part, percent
+from granite_scu.viz.words import is_number, percent, section
 
 _BOUND = 0.5
 """Share of the later ticks at a bound from which that is the reason."""
@@ -30,12 +30,12 @@ class Unsettled:
 
 def unsettled(run: Run) -> Unsettled | None:
     """Why S was not within 10 per cent of S* to the end; None where it was, or where nothing was to hold it there."""
-    control = part(run.metrics, "control")
+    control = section(run.metrics, "control")
     if run.holds_drift:  # a budget is to be kept within, not to be reached; the run itself says where it is not
         return None
     if not is_number(control.get("iae")) or control.get("settling_time") is not None:
         return None
-    if advice := part(run.metrics, "reachability").get("advice"):
+    if advice := section(run.metrics, "reachability").get("advice"):
         return Unsettled("S never settled: its setpoint was out of reach.", f"{advice}.")
     later = slice(len(run.history) // 2, None)
     ratios = run.column("s_ema")[later] / run.column("s_target")[later]
@@ -70,7 +70,7 @@ def _bound(run: Run) -> float:
 
 
 def _side(run: Run) -> str:
-    highest = part(run.settings, "control").get("lambda_max")
+    highest = section(run.settings, "control").get("lambda_max")
     return "upper" if is_number(highest) and _bound(run) > 0.9 * highest else "lower"
 
 
@@ -114,10 +114,10 @@ def _judged(run: Run, ratios: np.ndarray) -> Unsettled:
 
 
 def _accumulation(run: Run) -> str:
-    batches = part(run.settings, "trainer").get("accumulate_grad_batches")
+    batches = section(run.settings, "trainer").get("accumulate_grad_batches")
     return f"--gradient-accumulation-steps {2 * batches}" if isinstance(batches, int) else ""
 
 
 def _rate(run: Run) -> str:
-    rate = part(run.settings, "optimizer").get("learning_rate")
+    rate = section(run.settings, "optimizer").get("learning_rate")
     return f"--learning-rate {rate / 3:.1g}" if is_number(rate) else ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from granite_scu.viz.run_folder import Run
 from granite_scu.viz.settling import unsettled
-from granite_scu.viz.words import is_number, part, percent, quantity, short, signed
+from granite_scu.viz.words import is_number, percent, quantity, section, short, signed
 
 _EARLY = 0.8
 """Share of the steps before which the best validation counts as early."""
@@ -95,11 +95,11 @@ def verdict(
         interval: of adapter less base, bits per token, where ``granite-scu eval`` has found one.
         validations: (optimizer step, bits per token), in the order of the run.
     """
-    answers, general = (part(metrics, name) for name in ("answers", "elsewhere"))
+    answers, general = (section(metrics, name) for name in ("answers", "elsewhere"))
     state, learned = _of_answers(answers, metrics) if _counted(answers) else _of_bits(metrics, interval)
     elsewhere = _elsewhere(general) if general.get("asked") or general.get("n") else ""
     damaged, json = bool(general.get("damaged")), for_json(metrics)
-    drift = drifted(part(metrics, "drift"), advised=not (damaged or json))
+    drift = drifted(section(metrics, "drift"), advised=not (damaged or json))
     if not damaged:
         use = "Do not use this adapter" if state == "useless" else ""
         return Verdict(learned, use, elsewhere, "", drift, state)
@@ -118,7 +118,7 @@ def verdict(
 
 def for_json(metrics: Mapping[str, Any]) -> bool:
     """Whether most answers that were expected are JSON."""
-    found = part(metrics, "answers")
+    found = section(metrics, "answers")
     json, n = found.get("json"), found.get("n")
     return is_number(json) and is_number(n) and 2 * json > n
 
@@ -131,7 +131,7 @@ def lower_rate(settings: Mapping[str, Any]) -> float | None:
     Args:
         settings: ``training_config.json``.
     """
-    rate, rule = part(settings, "optimizer").get("learning_rate"), settings.get("rate_by_width")
+    rate, rule = section(settings, "optimizer").get("learning_rate"), settings.get("rate_by_width")
     return max(rate / 2, rule) if is_number(rate) and is_number(rule) and rate > rule else None
 
 
@@ -142,7 +142,7 @@ def _held_by(metrics: Mapping[str, Any]) -> str:
 
 
 def _given_budget(metrics: Mapping[str, Any]) -> Any:
-    return part(metrics, "drift").get("budget")
+    return section(metrics, "drift").get("budget")
 
 
 def _budget_flag(metrics: Mapping[str, Any]) -> str:
@@ -191,13 +191,13 @@ def _counted(answers: Mapping[str, Any]) -> bool:
     """Whether any were asked for, and their figures are whole."""
     interval = answers.get("interval")
     bounds = interval if isinstance(interval, list) and len(interval) == 2 else [None]
-    counts = (answers.get("n"), answers.get("right"), part(answers, "base").get("right"))
+    counts = (answers.get("n"), answers.get("right"), section(answers, "base").get("right"))
     return all(map(is_number, (*counts, *bounds))) and answers["n"] > 0
 
 
 def _of_answers(found: Mapping[str, Any], metrics: Mapping[str, Any]) -> tuple[str, str]:
     """By the answers to held-out questions."""
-    n, right, before = found["n"], found["right"], part(found, "base").get("right")
+    n, right, before = found["n"], found["right"], section(found, "base").get("right")
     low, high = found["interval"]
     counts = f"{right} of {n} answers as expected (base {before})"
     if low * n <= before:
@@ -304,7 +304,7 @@ def verdict_of(run: Run) -> Verdict:
 
 def place(run: Run) -> str:
     """The run folder as a command names it: as the user named it, or its name where that was a path from the root."""
-    asked = part(run.settings, "run").get("output_dir")
+    asked = section(run.settings, "run").get("output_dir")
     if not isinstance(asked, str) or asked.startswith("~") or Path(asked).name != run.name:
         return run.name
     return run.name if PurePosixPath(asked).is_absolute() or PureWindowsPath(asked).is_absolute() else asked
@@ -313,7 +313,7 @@ def place(run: Run) -> str:
 def where(run: Run) -> str:
     """In which folder the commands are to be given, a sentence."""
     there = "Give the commands in the folder where the run was started"
-    if part(run.settings, "run").get("output_dir") == place(run):
+    if section(run.settings, "run").get("output_dir") == place(run):
         return f"{there}."
     return f"{there}, with the path of the run folder in place of {place(run)}."
 
@@ -335,7 +335,7 @@ def _go_on(run: Run) -> Advice:
 
 def _use(run: Run, found: Verdict) -> Iterator[Advice]:
     """Whether the adapter is to be used, and which one it is."""
-    chats = part(run.settings, "data_summary").get("conversations") or part(run.metrics, "answers")
+    chats = section(run.settings, "data_summary").get("conversations") or section(run.metrics, "answers")
     read = f"granite-scu generate {_quoted(run)} " + ("--chat" if chats else '--prompt "..."')
     if found.state == "damaged":
         yield from _damaged(run, read)
@@ -343,7 +343,7 @@ def _use(run: Run, found: Verdict) -> Iterator[Advice]:
     if found.state == "useless":
         yield Advice(found.use, f"{found.learned} Use the base model.")
         return
-    general, asked = (part(run.metrics, name) for name in ("elsewhere", "answers"))
+    general, asked = (section(run.metrics, name) for name in ("elsewhere", "answers"))
     scored = bool(run.evaluation or asked.get("n"))
     lost, won = (general.get(name) for name in ("became_wrong", "became_right"))
     kept = not (is_number(lost) and is_number(won)) or lost <= won
@@ -375,7 +375,7 @@ def _damaged(run: Run, read: str) -> Iterator[Advice]:
         "General chats among yours (here general.jsonl), best with the base model's own answers, keep what they are "
         f"about ({_GUIDE})."
     )
-    path, files = part(run.settings, "data").get("path"), "general.jsonl --data-weights 1 0.5"
+    path, files = section(run.settings, "data").get("path"), "general.jsonl --data-weights 1 0.5"
     mixed = _again(run, f"--data-dir {shlex.quote(path)} {files}") if isinstance(path, str) else ""
     yield Advice("Or mix in general chats", text, mixed)
     if lower := lower_rate(run.settings):
@@ -392,7 +392,7 @@ def _interval(run: Run) -> tuple[float, float] | None:
 
 
 def _rate(run: Run) -> float | None:
-    rate = part(run.settings, "optimizer").get("learning_rate")
+    rate = section(run.settings, "optimizer").get("learning_rate")
     return float(rate) if is_number(rate) and rate > 0 else None
 
 
@@ -425,7 +425,7 @@ def _try(run: Run, found: Verdict) -> Iterator[Advice]:
 def _beyond(run: Run) -> Iterator[Advice]:
     """Where the last adapter validated better than the one that is kept, and had drifted too far."""
     kept, last = (run.metrics.get(name) for name in ("best_val_bpt", "final_val_bpt"))
-    tokens = part(run.settings, "drift").get("general_tokens")
+    tokens = section(run.settings, "drift").get("general_tokens")
     if not (run.holds_drift and is_number(kept) and is_number(last) and last < (1 - _MATTERS) * kept):
         return
     text = (
@@ -463,16 +463,16 @@ def _length(run: Run, found: Verdict) -> Iterator[Advice]:
 
 
 def _all_right(run: Run) -> bool:
-    answers = part(run.metrics, "answers")
+    answers = section(run.metrics, "answers")
     return bool(answers) and answers.get("right") == answers.get("n")
 
 
 def _validated(run: Run) -> float | None:
     """Tokens of a validation; None where nobody knows."""
-    split = part(part(run.settings, "data_summary"), "validation")
+    split = section(section(run.settings, "data_summary"), "validation")
     tokens, blocks = split.get("supervised_tokens"), split.get("blocks")
-    batches = part(run.settings, "trainer").get("limit_val_batches")
-    data = part(run.settings, "data")
+    batches = section(run.settings, "trainer").get("limit_val_batches")
+    data = section(run.settings, "data")
     size = data.get("eval_batch_size") or data.get("batch_size")
     if not (is_number(tokens) and blocks):
         return None
@@ -482,7 +482,7 @@ def _validated(run: Run) -> float | None:
 
 def _shorter(run: Run, best: int, end: int) -> Advice:
     text = f"The validation was best at step {best:,} of {end:,}. What came later fitted the training text alone."
-    control = part(run.settings, "control")
+    control = section(run.settings, "control")
     if end < _STEERED or (control.get("controller") == "pi" and control.get("target_s") == "auto"):
         return Advice("Train for fewer steps", text, _again(run, _for(run, best / end, best)))
     text += " The default controller keeps the adapter at the size that held-out text asks for."
@@ -491,7 +491,7 @@ def _shorter(run: Run, best: int, end: int) -> Advice:
 
 def _for(run: Run, times: float, steps: int) -> str:
     """The length of another run: so many times as many epochs, where they were given, or else so many steps."""
-    epochs = part(run.settings, "data").get("num_epochs")
+    epochs = section(run.settings, "data").get("num_epochs")
     return f"--num-epochs {times * epochs:.3g}" if is_number(epochs) else f"--max-steps {steps}"
 
 
@@ -499,7 +499,7 @@ def _again(run: Run, flags: str) -> str:
     """The command of another run with these settings, but for the flags."""
     config = f"{place(run)}/config.yaml"
     # The file has the switches too that are for the first run's folder alone.
-    asked = part(run.settings, "run")
+    asked = section(run.settings, "run")
     switches = [
         *(["--run.overwrite false"] if asked.get("overwrite") else []),
         *(["--run.resume null"] if asked.get("resume") else []),

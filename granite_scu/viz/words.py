@@ -9,7 +9,7 @@ NONE = "\N{EN DASH}"
 """For what was not measured."""
 
 
-def part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The object of that name, empty where there is none."""
     value = values.get(name)
     return value if isinstance(value, dict) else {}

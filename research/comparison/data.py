@@ -56,7 +56,7 @@ def read(name: str, model: str, block_size: int) -> tuple[Division, dict[str, Bl
     assert parts is not None, f"{name} cannot be divided by document"
     if len(parts["validation"]) > len(parts["test"]):
         parts |= {"validation": parts["test"], "test": parts["validation"]}
-    streams = {name: corpus.part(part) for name, part in parts.items()}
+    streams = {name: corpus.select(part) for name, part in parts.items()}
     padding = padding_of(tokenizer)
     blocks = {name: in_a_row(stream, stream.bounds, block_size, padding) for name, stream in streams.items()}
     return Division(corpus, "document", parts), blocks
@@ -97,7 +97,7 @@ class ComparedData(TextDataModule):
         sizes = {"train": config.train_tokens, "validation": VALIDATION_TOKENS, "test": TEST_TOKENS}
         found = blocks | {name: thinned(blocks[name], tokens) for name, tokens in sizes.items()}
         few = self.task.held_out
-        return found if few is None else found | {"validation": blocks["validation"].part(range(few))}
+        return found if few is None else found | {"validation": blocks["validation"].select(range(few))}
 
     @property
     def n_tokens(self) -> int:

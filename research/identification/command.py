@@ -5,7 +5,7 @@ from dataclasses import fields
 from granite_scu.cli import exit_codes, script_flags
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.cli.console import make_console, quiet
-from granite_scu.cli.robust_stdout import lasting_output
+from granite_scu.cli.robust_stdout import robust_stdout
 from granite_scu.training.output_folder import logged_from_here
 from research.identification import step_test
 from research.identification.settings import StepTest
@@ -50,5 +50,5 @@ def _run(arguments: list[str]) -> int:
     with layers.named():
         request, console = layers.request(), make_console(stderr=options.json)
         quiet(console)
-        with lasting_output(), logged_from_here():
+        with robust_stdout(), logged_from_here():
             return step_test.identify(request, asked, console, options.json)

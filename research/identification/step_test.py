@@ -15,7 +15,7 @@ from granite_scu import control
 from granite_scu.config.errors import FAILED, RunFailed, UserError
 from granite_scu.config.request import Request
 from granite_scu.config.settings import DEFAULT_EVERY, ControlConfig
-from granite_scu.export.present import presented
+from granite_scu.export.present import write_report_on_exit
 from granite_scu.storage.run_folder import RunFolder, finite
 from granite_scu.training.controller import build_controller
 from granite_scu.training.prepared_run import PreparedRun
@@ -156,7 +156,7 @@ def _experiment(
 
 def _train(run: PreparedRun, ticks: int) -> list[dict]:
     """Train, and return a record a tick."""
-    with presented(run.folder):
+    with write_report_on_exit(run.folder):
         train(run)
     history = run.folder.read_history()
     if len(history) < ticks:

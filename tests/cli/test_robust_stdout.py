@@ -8,9 +8,9 @@ import pytest
 
 WRITE = """
 import sys
-from granite_scu.cli.robust_stdout import lasting_output, open_what_is_closed
+from granite_scu.cli.robust_stdout import robust_stdout, open_what_is_closed
 open_what_is_closed()
-with lasting_output():
+with robust_stdout():
     for _ in range(3):
         print("a line", flush=True)
         print("a line", file=sys.stderr, flush=True)

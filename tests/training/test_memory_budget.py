@@ -66,7 +66,7 @@ def test_out_of_memory_says_what_was_asked_what_there_was_and_what_to_try(asked,
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (GIB // 2, 12 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 11 * GIB)
     words = "CUDA out of memory. Tried to allocate 2.25 GiB. GPU 0 has a total capacity of 11.76 GiB"
-    with pytest.raises(RunFailed) as failed, memory_budget.explained(request, found):
+    with pytest.raises(RunFailed) as failed, memory_budget.explain_oom(request, found):
         raise torch.OutOfMemoryError(words)
     said = str(failed.value)
     there_was = "2.2 GiB asked for, 0.5 of 12.0 GiB free, 11.0 held"
@@ -77,9 +77,9 @@ def test_out_of_memory_says_what_was_asked_what_there_was_and_what_to_try(asked,
 def test_the_cpu_runs_out_in_words_of_its_own_and_other_errors_pass(asked):
     request, found = asked(CPU, "--trainer.accelerator=cpu")
     said = r"out of memory on Plain CPU: 93\.1 GiB asked for, "
-    with pytest.raises(RunFailed, match=said), memory_budget.explained(request, found):
+    with pytest.raises(RunFailed, match=said), memory_budget.explain_oom(request, found):
         _ask_for_too_much()
-    with pytest.raises(RuntimeError, match="shapes"), memory_budget.explained(request, found):
+    with pytest.raises(RuntimeError, match="shapes"), memory_budget.explain_oom(request, found):
         raise RuntimeError("shapes differ")
 
 

@@ -2,14 +2,14 @@
 
 import re
 
-from granite_scu.viz.glossary import TERMS, explained, explanations
+from granite_scu.viz.glossary import TERMS, explain_terms, explanations
 from granite_scu.viz.report import build_report
 from granite_scu.viz.run_folder import read_run
 
 
 def test_every_term_is_a_button_where_it_is_first_used():
     words = "S against S*, λ, DataBPT and ParamBPT at every tick; S again, ticks again, Steps"
-    html = explained(words)
+    html = explain_terms(words)
     assert re.findall(r">([^<]+)</button>", html) == ["S", "S*", "λ", "DataBPT", "ParamBPT", "tick"]
     assert re.sub(r"<[^>]+>", "", html) == words, "nothing else has changed"
 

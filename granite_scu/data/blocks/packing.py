@@ -153,7 +153,7 @@ class Blocks:
         owners = np.repeat(np.searchsorted(self.stream.ends, spans[:, 0]), spans[:, 1] - spans[:, 0])
         return np.append(owners, np.zeros(self.block_size - len(owners), np.int64))
 
-    def part(self, numbers: range) -> "Blocks":
+    def select(self, numbers: range) -> "Blocks":
         """The blocks numbered so among these; the stream is shared, not copied."""
         return replace(self, numbers=self.numbers[numbers.start : numbers.stop : numbers.step])
 

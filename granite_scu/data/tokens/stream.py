@@ -144,7 +144,7 @@ class Corpus(Stream):
         """Documents that came as messages."""
         return int(np.count_nonzero(self.is_chat))
 
-    def part(self, documents: NDArray[np.int64]) -> "Corpus":
+    def select(self, documents: NDArray[np.int64]) -> "Corpus":
         """Some documents, by number, as a corpus of their own in memory, with the counts of this one."""
         bounds = self.bounds_of(documents)
         arrays = {name: getattr(self, name)[documents] for name in OF_DOCUMENTS}

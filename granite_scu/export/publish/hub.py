@@ -74,21 +74,21 @@ def publish(
     api = HfApi(endpoint=_endpoint(), token=token, library_name="granite-scu")
     where = f"{repo_id} on {api.endpoint}"
     with _on_console(console, token):
-        with _explained("asking who the token belongs to", where):
+        with _explain_errors("asking who the token belongs to", where):
             me = api.whoami()
         if ((me.get("auth") or {}).get("accessToken") or {}).get("role") == "read":
             raise UserError(
                 f"the token of {me.get('name')} may only read; make one that may write and log in with it "
                 "(`hf auth login`)"
             )
-        with _explained(f"looking for the base model {base}", where):
+        with _explain_errors(f"looking for the base model {base}", where):
             if base != TINY_MODEL and _find(api, base) is None:
                 raise UserError(
                     f"the base model {base} is not on the hub, or the token may not see it; "
                     "where it was a local folder, name the same model on the hub with --base-model-id"
                 )
         private = _make_repository(api, repo_id, private, where, confirm)
-        with _explained("uploading", where):
+        with _explain_errors("uploading", where):
             if revision:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
             api.create_commit(
@@ -121,7 +121,7 @@ def _find(api: HfApi, repo_id: str) -> ModelInfo | None:
 
 def _make_repository(api: HfApi, repo_id: str, private: bool, where: str, confirm: Callable[[str], bool]) -> bool:
     """Make the repository where it is missing, after asking; returns whether it is private."""
-    with _explained("looking for the repository", where):
+    with _explain_errors("looking for the repository", where):
         found = _find(api, repo_id)
     is_private = bool(found.private) if found else private
     if private and not is_private:
@@ -131,7 +131,7 @@ def _make_repository(api: HfApi, repo_id: str, private: bool, where: str, confir
     if not is_private and not confirm(f"{where} is public: everybody can read and copy what is uploaded. Publish?"):
         raise RunFailed("not confirmed, so nothing was uploaded; --private makes a repository that only you see")
     if not found:
-        with _explained("making the repository", where):
+        with _explain_errors("making the repository", where):
             # None leaves the choice to the owner's settings: an organisation's default may be private.
             api.create_repo(repo_id, private=private or None)
             is_private = bool(api.repo_info(repo_id).private)
@@ -180,7 +180,7 @@ def _on_console(console: Console, token: str) -> Iterator[None]:
 
 
 @contextmanager
-def _explained(doing: str, where: str) -> Iterator[None]:
+def _explain_errors(doing: str, where: str) -> Iterator[None]:
     """Turn what huggingface_hub raises into one line that says what to do."""
     try:
         yield

@@ -48,11 +48,11 @@ class GracefulStop(L.Callback):
     Args:
         folder: the run folder, which records what stopped the run.
         save: has a checkpoint of the newest step.
-        again: the command that continues the run.
+        resume_command: the command that continues the run.
     """
 
-    def __init__(self, folder: RunFolder, save: Callable[[L.Trainer], None], again: str) -> None:
-        self.folder, self.save, self.again = folder, save, again
+    def __init__(self, folder: RunFolder, save: Callable[[L.Trainer], None], resume_command: str) -> None:
+        self.folder, self.save, self.resume_command = folder, save, resume_command
         self.received = 0
         self._since = 0.0
         self._step = 0
@@ -92,7 +92,7 @@ class GracefulStop(L.Callback):
         if number == signal.SIGTERM and self.received and time.monotonic() - self._since > ONE_WISH:
             end_loaders()
             line = "stopped by a second SIGTERM; steps since the last checkpoint are lost; where there is one, "
-            raise Stopped(f"{line}continue with: {self.again}", TERMINATED, alone=True)
+            raise Stopped(f"{line}continue with: {self.resume_command}", TERMINATED, alone=True)
         if not self.received:
             self._since = time.monotonic()
         if number == signal.SIGINT and sys.stderr.isatty():
@@ -117,7 +117,7 @@ class GracefulStop(L.Callback):
             name, step = signal.Signals(number).name, trainer.global_step
             self.folder.write_json(STOPPED, {"signal": name, "step": step, "checkpoint": f"checkpoint-{step}"})
             by = "Ctrl-C" if number == signal.SIGINT else name
-            line = f"stopped by {by} after step {step}, which is saved; continue with: {self.again}"
+            line = f"stopped by {by} after step {step}, which is saved; continue with: {self.resume_command}"
         raise Stopped(line, INTERRUPTED if number == signal.SIGINT else TERMINATED)
 
     def _over_ranks(self, number: int) -> int:

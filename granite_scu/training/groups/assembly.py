@@ -32,7 +32,7 @@ def assemble(
     module: GraniteModule,
     final_score: Callable[..., FinalScore],
     questions: Callable[..., L.Callback] | None,
-    again: str,
+    resume_command: str,
     loggers: Sequence[Logger],
 ) -> Assembled:
     """The Trainer; each group of callbacks comes after those whose work it needs.
@@ -42,7 +42,7 @@ def assemble(
     """
     ends, line = ending(run), progress_line(run)
     measured = measuring(run, [*([ends.equilibrium] if ends.equilibrium else []), line])
-    kept = keeping(run, measured, again)
+    kept = keeping(run, measured, resume_command)
     shown = showing(run, final_score, questions, ends, measured, kept.best, line)
     callbacks = [*ends, *measured, line, *kept, *shown]
     trainer = build_trainer(

@@ -18,10 +18,10 @@ class Keeping(NamedTuple):
     stop: GracefulStop
 
 
-def keeping(run: PreparedRun, measured: Measuring, again: str) -> Keeping:
-    """The callbacks that save; ``again`` is the command that continues the run."""
+def keeping(run: PreparedRun, measured: Measuring, resume_command: str) -> Keeping:
+    """The callbacks that save; ``resume_command`` is the command that continues the run."""
     drift, stopwatch = measured.drift, measured.stopwatch
     best = BestAdapter(run.folder.path / BEST_ADAPTER, drift and drift.budget, drift and drift.share)
     every, keep = run.intervals.checkpoint, run.request.run.keep
     checkpoints = Checkpoints(run.folder, every, run.validation_interval, keep, stopwatch, run.course)
-    return Keeping(best, checkpoints, GracefulStop(run.folder, checkpoints.save, again))
+    return Keeping(best, checkpoints, GracefulStop(run.folder, checkpoints.save, resume_command))

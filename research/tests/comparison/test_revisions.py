@@ -40,7 +40,10 @@ function's name."""
 LOOP = (
     "granite_scu/model/description_length.py",
     "granite_scu/training/module.py:prepare_gradient",
-    *(f"granite_scu/model/plant.py:{name}" for name in ("regularise", "_penalty", "count_step", "read_window", "act")),
+    *(
+        f"granite_scu/model/plant.py:{name}"
+        for name in ("regularise", "_penalty", "count_step", "read_window", "set_regularisation")
+    ),
     *(f"granite_scu/control/loop.py:{name}" for name in ("after_step", "tick", "_measure")),
 )
 """The rest of the loop, which every law is measured by and acts through."""

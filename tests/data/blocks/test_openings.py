@@ -17,7 +17,7 @@ def stream(*lengths: int, learned_from: int = 1) -> Stream:
 
 def found(stream: Stream, count: int = 2, layout=in_a_row, block_size: int = 64, numbers: slice = slice(None)):
     blocks = layout(stream, stream.bounds, block_size, 0)
-    blocks = blocks.part(range(len(blocks))[numbers])
+    blocks = blocks.select(range(len(blocks))[numbers])
     return [(each.tokens.tolist(), each.rest.tolist()) for each in openings(blocks, count)]
 
 

@@ -65,7 +65,7 @@ def test_every_token_but_each_documents_first_is_predicted_once_from_the_token_b
 def test_counts_of_every_nth_block_are_those_of_the_blocks(tokenizer, texts, block_size, start, step):
     whole = pack(documents_of(*texts), tokenizer, block_size)
     numbers = range(min(start, len(whole)), len(whole), step)
-    part, alone = whole.part(numbers), [whole.part(range(number, number + 1)) for number in numbers]
+    part, alone = whole.select(numbers), [whole.select(range(number, number + 1)) for number in numbers]
     assert len(part) == part.n_blocks == len(numbers)
     assert part.stream is whole.stream and whole.n_documents == len(texts)
     assert all(np.array_equal(part[i], whole[number]) for i, number in enumerate(numbers))
@@ -81,9 +81,9 @@ def test_counts_of_every_nth_block_are_those_of_the_blocks(tokenizer, texts, blo
 
 
 def test_a_part_of_every_nth_block_is_cut_like_the_whole(tokenizer):
-    part = pack(documents_of("abcdefghijklmnop"), tokenizer, block_size=2).part(range(1, 8, 2))
-    assert part.part(range(0, 4, 3)).numbers == range(1, 9, 6)
-    assert stacked(part.part(range(0, 4, 3)))[0].tolist() == [[99, 100], [111, 112]]
+    part = pack(documents_of("abcdefghijklmnop"), tokenizer, block_size=2).select(range(1, 8, 2))
+    assert part.select(range(0, 4, 3)).numbers == range(1, 9, 6)
+    assert stacked(part.select(range(0, 4, 3)))[0].tolist() == [[99, 100], [111, 112]]
     with pytest.raises(IndexError):
         part[4]
 
@@ -91,7 +91,7 @@ def test_a_part_of_every_nth_block_is_cut_like_the_whole(tokenizer):
 @given(texts=TEXTS, data=st.data())
 def test_documents_as_a_stream_of_their_own_are_those_encoded_alone(tokenizer, texts, data):
     numbers = data.draw(st.lists(st.integers(0, len(texts) - 1), unique=True, min_size=1).map(sorted))
-    part = encode(documents_of(*texts), tokenizer).part(np.array(numbers))
+    part = encode(documents_of(*texts), tokenizer).select(np.array(numbers))
     alone = encode([documents_of(*texts)[number] for number in numbers], tokenizer)
     for field in ("tokens", "ends", "widths", "targets"):
         np.testing.assert_array_equal(getattr(part, field), getattr(alone, field))

@@ -14,7 +14,7 @@ from granite_scu.training.callbacks.signals import GracefulStop
 
 def test_on_a_terminal_the_first_interrupt_says_what_a_second_one_does(tmp_path, monkeypatch):
     terminal, ours = pty.openpty()
-    stop = GracefulStop(RunFolder(tmp_path), save=lambda trainer: None, again="")
+    stop = GracefulStop(RunFolder(tmp_path), save=lambda trainer: None, resume_command="")
     with open(ours, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         stop.on_fit_start(SimpleNamespace(world_size=1), module=None)

@@ -30,7 +30,7 @@ def short(corpus):
 @pytest.fixture(scope="module")
 def run(launch, short, tmp_path_factory):
     """A finished run."""
-    folder = tmp_path_factory.mktemp("going_on") / "run"
+    folder = tmp_path_factory.mktemp("resume") / "run"
     flags = ("--max-steps", 6, "--save-steps", 3, "--eval-steps", 3, "--control-every", 2)
     code, _, err = launch(*short, *flags, "--output-dir", folder)
     assert code == 0, err
@@ -80,7 +80,7 @@ SPOILT = {
     "a law without state": lambda state: state["callbacks"]["ShannonControl"].pop("controller"),
     "a schedule that is missing": lambda state: state["lr_schedulers"].clear(),
     "loops of another kind": lambda state: state["loops"].update(fit_loop=5),
-    "a number that is none": lambda state: state["callbacks"]["ShannonControl"].update(travel=float("nan")),
+    "not a number": lambda state: state["callbacks"]["ShannonControl"].update(travel=float("nan")),
     "a generator of another length": lambda state: state["random"].update(cpu=torch.zeros(5, dtype=torch.uint8)),
 }
 
@@ -95,7 +95,7 @@ def test_a_state_that_no_run_has_written_is_told_by_its_checkpoint(run, launch, 
     manifest.write(checkpoint)
     code, _, err = launch("--resume-from-checkpoint", checkpoint, "--output-dir", tmp_path / "other")
     assert code == 2 and err.count("error: ") == 1
-    assert f"--resume-from-checkpoint {checkpoint}: no run can continue from its state (" in err
+    assert f"--resume-from-checkpoint {checkpoint}: its state is corrupt (" in err
 
 
 def test_a_text_that_was_named_from_another_folder_is_found(run, launch, corpus, tmp_path):
