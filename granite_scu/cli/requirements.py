@@ -30,7 +30,6 @@ from granite_scu.config.settings import (
     TINY_MODEL,
     BaseConfig,
     RunConfig,
-    check_refused,
 )
 from granite_scu.data.sources.read import is_path, readable_files
 from granite_scu.hardware import GIB, Device, detect, machine, nvml, presets, resolve_precision
@@ -42,7 +41,6 @@ from granite_scu.model.mamba2.packages import version_of
 from granite_scu.model.mamba2.proof import Sizes
 from granite_scu.storage.run_folder import RunFolder, nearest
 from granite_scu.training import memory_budget
-from granite_scu.training.controller import build_controller
 from granite_scu.training.logger_checks import check_loggers
 from granite_scu.training.output_folder import locked_run_folder
 from granite_scu.training.resume import Resume, open_checkpoint
@@ -167,9 +165,6 @@ def _open_files(request: Request) -> None:
         if is_path(source):
             readable_files(source)
     if request.lora.adapter and not request.run.resume:  # a checkpoint has what it needs of the adapter
-        control = request.control
-        initial_adapter.check_actuator(control.actuator)
-        check_refused(control.controller, build_controller(control), ["--adapter"])
         initial_adapter.lora_of(request.lora, initial_adapter.open_start(request.lora.adapter, request.base.name))
 
 

@@ -22,13 +22,16 @@ from granite_scu.config.settings import (
     OptimizerConfig,
     PriorConfig,
     RunConfig,
-    check_budget,
+    check,
+    check_refused,
 )
+from granite_scu.control import AUTO, Controller, find, tracks
+from granite_scu.control.diagnostics.equilibrium import Equilibrium
 
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that describes a run.
+    """Everything that describes a run. Making one refuses settings of several groups that contradict one another.
 
     Attributes:
         trainer: a ``TrainerConfig`` by name.
@@ -51,6 +54,56 @@ class Request:
     yaml: str = field(repr=False)
     hardware: str | None = None
     given: frozenset[str] = field(default=frozenset(), compare=False)
+
+    def __post_init__(self) -> None:
+        is_seed = isinstance(self.seed, int) and 0 <= self.seed < 2**32
+        check(is_seed, "--seed", self.seed, f"must be a whole number from 0 to {2**32 - 1}")
+        check_budget(self.drift, self.control, self.run)
+        if self.run.stop_at_equilibrium:
+            check_equilibrium_stop(self.control)
+        self.check_law(self.control.controller, find(self.control.controller))
+        base, run = self.base, self.run
+        for contradicts, why in (
+            (
+                run.early_stopping is not None and not self.data.is_validated,
+                f"--early-stopping {run.early_stopping}: acts by validations, and nothing is held out to validate on "
+                "(--held-out-share 0); leave it out, or give --validation-data",
+            ),
+            (
+                base.kernels in ("cuda", "hub") and self.trainer["deterministic"],
+                f"--kernels {base.kernels}: compiled kernels may add in any order, and --deterministic wants one; drop "
+                "one",
+            ),
+            (
+                base.attention == "flash_attention_2" and self.data.isolate_documents,
+                "--attn flash_attention_2: documents in a block would see one another; use --attn sdpa, or allow it "
+                "with --no-isolate-documents",
+            ),
+            (
+                run.fsdp and base.quantize_4bit,
+                "--fsdp: weights in 4 bits cannot be shared out; leave out --4bit-quantization or --fsdp",
+            ),
+            (
+                run.fsdp and base.compile,
+                "--fsdp: layers that are gathered cannot be compiled in one; leave out --torch-compile",
+            ),
+            (
+                self.lora.adapter is not None and self.control.actuator == "decoupled",
+                "--actuator decoupled: cannot go together with --adapter: it shrinks A and B, which leads to no "
+                "adapter at all; what leads back to the one that training starts from has twice the rank",
+            ),
+        ):
+            if contradicts:
+                raise UserError(why)
+
+    def check_law(self, name: str, law: Controller[Any] | type[Controller[Any]]) -> None:
+        """Refuse a law with what it says itself that it does not go together with. Raises UserError."""
+        asked = {
+            "--stream": self.data.stream,
+            "--adapter": self.lora.adapter is not None,
+            "--held-out-share 0": not self.data.is_validated,
+        }
+        check_refused(name, law, [flag for flag, is_given in asked.items() if is_given])
 
     @property
     def blocks_per_step(self) -> int:
@@ -107,23 +160,73 @@ class Request:
             UserError: a value that jsonargparse lets through and its setting cannot have.
         """
         _check_nulls(parsed)
-        seed = parsed["seed_everything"]
-        if seed is None or not 0 <= seed < 2**32:
-            raise UserError(f"--seed {seed}: must be a whole number from 0 to {2**32 - 1}")
         if parsed["lora"]["adapter"] is None:  # what nulls stand for; an adapter has its own
             lora = LoraConfig(**parsed["lora"].as_dict()).resolved()
             parsed["lora"]["rank"], parsed["lora"]["alpha"] = lora.rank, lora.alpha
         parser = settings_parser()
         built = parser.instantiate_classes(parsed)
-        check_budget(built["drift"], built["control"], built["run"])
         return cls(
             **{group: built[group] for group in flags.GROUPS},
             trainer=dict(vars(built["trainer"])),
-            seed=seed,
+            seed=parsed["seed_everything"],
             yaml=parser.dump(parsed, skip_none=False),
             hardware=hardware,
             given=frozenset(given),
         )
+
+
+def check_budget(drift: DriftConfig, control: ControlConfig, run: RunConfig) -> None:
+    """Refuse a budget of drift beside what holds something else, and general text that no budget has use for.
+
+    Raises:
+        UserError: another setpoint, law or way to act, a stop that waits for S, or general text and no budget.
+    """
+    if not isinstance(drift.max_drift, float):
+        alone = "is read for a budget of drift alone; add one, such as --max-drift 2%, or leave it out"
+        check(not drift.general_files, "--general-data", " ".join(drift.general_files), alone)
+        check(drift.general_tokens == DriftConfig.general_tokens, "--general-tokens", drift.general_tokens, alone)
+        return
+    for flag, value, usual in (
+        ("--target-s", control.target_s, "auto"),
+        ("--controller", control.controller, "pi"),
+        ("--actuator", control.actuator, "loss"),
+        ("--stop-at-equilibrium", run.stop_at_equilibrium, None),
+    ):
+        other = f"the loop holds either drift or S; leave out {flag} {value}, or --max-drift"
+        check(value == usual, "--max-drift", f"{100 * drift.max_drift:g}%", other)
+
+
+def check_equilibrium_stop(config: ControlConfig) -> None:
+    """Refuse ``--stop-at-equilibrium`` where no window of ticks can show that a closed loop holds S.
+
+    S does not settle under some controllers. A law with a deadband rests inside it, where it does not answer to S.
+    The measure of factors starts above 0, so that how far S has come says nothing of how far the weights moved.
+
+    Raises:
+        UserError: it is such a controller or measure, or has a deadband, or a setpoint near 1.
+    """
+    if config.measure != "delta":
+        reason = "judges how far the weights moved by how far S rose from 0, where that measure does not start"
+        raise UserError(f"--stop-at-equilibrium: --measure {config.measure}: {reason}; use --early-stopping")
+    if not tracks(find(config.controller)):
+        reason = "follows no setpoint, so nothing settles"
+        raise UserError(f"--stop-at-equilibrium: --controller {config.controller} {reason}; use --early-stopping")
+    if config.target_s == AUTO:
+        raise UserError(
+            "--stop-at-equilibrium: --target-s auto moves the setpoint, so S never settles; use --early-stopping, or "
+            "give a setpoint, such as 10%"
+        )
+    if isinstance(config.target_s, float) and (1 + Equilibrium.band) * config.target_s >= 1:
+        reason = f"its band of {Equilibrium.band:.0%} reaches to 1, which S cannot cross, so nothing can be shown"
+        raise UserError(f"--stop-at-equilibrium: --target-s {config.target_s:g}: {reason}; take at most 0.9")
+    own = find(config.controller).__dataclass_fields__.get("deadband")
+    if own is None:  # a law without one passes it over
+        return
+    width: Any = own.default if config.deadband is None else config.deadband
+    if width > 0:
+        whose = f", {config.controller}'s own" if config.deadband is None else ""
+        reason = "S that is held lies inside, where the law does not answer to it, and no run would stop"
+        raise UserError(f"--stop-at-equilibrium: --deadband {width:g}{whose}: {reason}; set --deadband 0")
 
 
 @cache

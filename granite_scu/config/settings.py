@@ -7,6 +7,7 @@ from others (steps an epoch, N, the precision ``auto`` stands for) are computed 
 
 import codecs
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
@@ -16,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.untrusted_input import parse_json
-from granite_scu.control import find, tracks
+from granite_scu.control import Controller, build, find, tracks
 
 TINY_MODEL = "tiny-granite-h"
 """The name of the embedded model."""
@@ -108,7 +109,7 @@ def check_template(name: str) -> None:
     """
     is_one = is_path(name) or "/" in name or name.endswith(".jinja")
     missing = is_one and not Path(name).expanduser().is_file()
-    _check(not missing, "--chat-template", name, "no such file; name one that holds a chat template")
+    check(not missing, "--chat-template", name, "no such file; name one that holds a chat template")
 
 
 def check_template_args(arguments: list[str] | None) -> None:
@@ -123,7 +124,7 @@ def check_template_args(arguments: list[str] | None) -> None:
 def _check_named(arguments: list[str] | None, flag: str, example: str) -> None:
     for argument in arguments or []:
         name, _, value = argument.partition("=")
-        _check(name.isidentifier() and value != "", flag, argument, f"must be name=value, such as {example}")
+        check(name.isidentifier() and value != "", flag, argument, f"must be name=value, such as {example}")
 
 
 def named_values(arguments: list[str] | None) -> dict[str, Any]:
@@ -145,9 +146,9 @@ def check_system(prompt: str) -> str:
     Raises:
         UserError: it is empty, or no UTF-8 text.
     """
-    _check(bool(prompt.strip()), "--system", repr(prompt), "the text is empty; leave it out")
+    check(bool(prompt.strip()), "--system", repr(prompt), "the text is empty; leave it out")
     is_text = not any("\ud800" <= sign <= "\udfff" for sign in prompt)
-    _check(is_text, "--system", ascii(prompt), "is not UTF-8 text; correct it")
+    check(is_text, "--system", ascii(prompt), "is not UTF-8 text; correct it")
     return prompt
 
 
@@ -205,14 +206,14 @@ class LoraConfig:
     def __post_init__(self) -> None:
         if self.targets is not None:
             names = [name.strip() for part in listed(self.targets) for name in part.split(",") if name.strip()]
-            _check(bool(names), "--lora-targets", "''", "is empty; give attention, mlp, mamba, all or names of layers")
+            check(bool(names), "--lora-targets", "''", "is empty; give attention, mlp, mamba, all or names of layers")
             object.__setattr__(self, "targets", None if names == ["all"] else names)
         _require(_at_least(1), {"--lora-r": self.rank})
         _require(_POSITIVE, {"--lora-alpha": self.alpha})
         _read_shares(self, dropout="--lora-dropout")
         _require((lambda value: 0 <= value < 1, "must be in [0, 1)"), {"--lora-dropout": self.dropout})
         without = "adapters of experts have no dropout; leave out one of --lora-dropout and --lora-experts"
-        _check(not (self.experts and self.dropout), "--lora-dropout", self.dropout, without)
+        check(not (self.experts and self.dropout), "--lora-dropout", self.dropout, without)
 
     @property
     def scale(self) -> float:
@@ -355,10 +356,10 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         known = _is_encoding(self.encoding)
-        _check(known, "--encoding", self.encoding, "no such encoding; try utf-8, latin-1 or utf-16")
+        check(known, "--encoding", self.encoding, "no such encoding; try utf-8, latin-1 or utf-16")
         of_text = self.record_format in ("auto", "text") or self.text_column == DataConfig.text_column
         remedy = f"has no text column; leave it or --text-column {self.text_column} out"
-        _check(of_text, "--record-format", self.record_format, remedy)
+        check(of_text, "--record-format", self.record_format, remedy)
         self._check_held_out()
         _require(_at_least(8, " tokens", MAX_BLOCK), {"--block-size": self.block_size})
         batches = {"--batch-size": self.batch_size, "--eval-batch-size": self.eval_batch_size}
@@ -374,25 +375,39 @@ class DataConfig:
         if self.weights is not None:
             valid = all(0 <= weight <= MAX_PASSES for weight in self.weights) and any(self.weights)
             remedy = f"must be passes from 0 to {MAX_PASSES}, and not all zero"
-            _check(valid, "--data-weights", self.weights, remedy)
+            check(valid, "--data-weights", self.weights, remedy)
             remedy = f"there are {len(self.sources)} sources; give a weight for each --data-dir"
-            _check(len(self.weights) == len(self.sources), "--data-weights", self.weights, remedy)
+            check(len(self.weights) == len(self.sources), "--data-weights", self.weights, remedy)
+        self._check_sources()
+
+    def _check_sources(self) -> None:
+        for flag, names in (("--data-dir", self.sources), *self.files.values()):
+            places = [os.path.abspath(os.path.expanduser(name)) for name in names]
+            again = next((name for name, place in zip(names, places, strict=True) if places.count(place) > 1), None)
+            twice = ", and --data-weights 2 to read it twice" if flag == "--data-dir" else ""
+            check(again is None, flag, again, f"named twice; name it once{twice}")
+        for flag, value, why in (
+            ("--num-epochs", self.num_epochs, "nobody knows how long a pass over a stream is; give --max-steps"),
+            ("--data-weights", self.weights, "the sources of a stream are read in turn, a document each"),
+            ("data.train_tokens", self.train_tokens, "a stream is not counted; give --max-steps"),
+        ):
+            check(not self.stream or value is None, flag, value, f"not with --stream: {why}")
 
     def _check_held_out(self) -> None:
         given = self.held_out_share
         _read_shares(self, held_out_share="--held-out-share")
         some = (lambda value: 0 <= value < 1, "must be at least 0 and less than 100%: the rest is trained on")
-        _check(given is None or some[0](self.held_out_share), "--held-out-share", given, some[1])
+        check(given is None or some[0](self.held_out_share), "--held-out-share", given, some[1])
         own = self.files
         remedy = "validation and test have files of their own; leave it out"
-        _check(not (self.held_out_share and len(own) == 2), "--held-out-share", self.held_out_share, remedy)
+        check(not (self.held_out_share and len(own) == 2), "--held-out-share", self.held_out_share, remedy)
         for split, (flag, names) in own.items():
             twice = [name for name in names if name in self.sources]
             remedy = f"is trained on too, as --data-dir; leave it out, or name other text to {_USES[split]} on"
-            _check(not twice, flag, ", ".join(twice), remedy)
+            check(not twice, flag, ", ".join(twice), remedy)
         twice = [name for name in listed(self.test_data) if name in listed(self.validation_data)]
         remedy = "is --validation-data too; leave it out here, and it is validated and tested on"
-        _check(not twice, "--test-data", ", ".join(twice), remedy)
+        check(not twice, "--test-data", ", ".join(twice), remedy)
 
     @property
     def sources(self) -> list[str]:
@@ -466,7 +481,7 @@ class TrainerConfig:
         }
         _require(_at_least(1), counts)
         is_time = _is_time(self.max_time)
-        _check(is_time, "--max-time", self.max_time, "must have the form DD:HH:MM:SS, as 00:01:30:00")
+        check(is_time, "--max-time", self.max_time, "must have the form DD:HH:MM:SS, as 00:01:30:00")
 
 
 def check_refused(name: str, law: object, asked: Collection[str]) -> None:
@@ -540,26 +555,42 @@ class ControlConfig:
         _require(_NOT_NEGATIVE, {"--deadband": self.deadband})
         low, high = self.lambda_min, self.lambda_max
         _require(_POSITIVE, {"--lambda-min": low})
-        _check(high <= 1e30, "--lambda-max", high, "must not exceed 1e30, which fp32 still holds")
-        _check(low <= high, "--lambda-min", low, f"must not exceed --lambda-max {high:g}")
+        check(high <= 1e30, "--lambda-max", high, "must not exceed 1e30, which fp32 still holds")
+        check(low <= high, "--lambda-min", low, f"must not exceed --lambda-max {high:g}")
         bounds = f"must lie in [{low:g}, {high:g}] (--lambda-min, --lambda-max)"
         lambdas = {"--lambda-init": self.lambda_init, "--lambda-end": self.lambda_end}
         _require((lambda value: low <= value <= high, bounds), lambdas)
         _check_named(self.controller_args, "--controller-args", "gain=0.3")
         self._check_combination()
+        repeats, named = self.controller == "replay", f"--controller {self.controller}"
+        remedy = f"{named} repeats no recording; give --controller replay, or leave --replay out"
+        check(repeats or self.replay is None, "--replay", self.replay, remedy)
+        if not repeats:
+            self.law()
+        elif self.replay is None:
+            raise UserError(
+                f"--replay: {named} needs it; give the run folder or scu_history.json whose lambda is repeated"
+            )
 
-    @property
-    def of_law(self) -> dict[str, Any]:
-        """All that a law may be built of, as ``control.build`` takes it. A class from outside is imported.
+    def law(self, **recording: Any) -> Controller[Any]:
+        """The law with its settings. A class from outside is imported.
+
+        Args:
+            recording: what ``replay`` repeats, as its settings.
 
         Raises:
-            ValueError: there is no law of that name.
-            UserError: it does not go together with the actuator or the measure.
+            UserError: there is none of that name, a setting is not in its range, or does not go together with another.
         """
+        try:
+            return build(self.controller, **self._of_law(), **recording)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"--controller {self.controller}: {error}") from error
+
+    def _of_law(self) -> dict[str, Any]:
         law = find(self.controller)
         starts_for_loss = "lambda_init" in law.__dataclass_fields__ and self.lambda_init is None
         remedy = f"{self.controller}'s first lambda is one for the loss, here thousands of times too weak"
-        _check(not starts_for_loss or self.actuator == "loss", "--actuator", self.actuator,
+        check(not starts_for_loss or self.actuator == "loss", "--actuator", self.actuator,
                f"{remedy}; give --lambda-init")  # fmt: skip
         check_refused(self.controller, law, (f"--actuator {self.actuator}", f"--measure {self.measure}"))
         found = {name: value for name, value in vars(self).items() if name not in ("controller", "every")}
@@ -576,7 +607,7 @@ class ControlConfig:
             ("--measure", self.measure, "delta", law == "pi" and scheduled,
              "pi cannot schedule its gains by it, for A is not zero before training; give --kp and --ki"),
         ):  # fmt: skip
-            _check(not applies or value == only, flag, value, remedy)
+            check(not applies or value == only, flag, value, remedy)
 
 
 @dataclass(frozen=True)
@@ -601,14 +632,14 @@ class DriftConfig:
             budget = float(self.max_drift)
             given = given if isinstance(given, str) else f"{given:g}"
             has_unit = "%" in str(given) or budget < 1
-            _check(has_unit, "--max-drift", given, f"give the unit, as {budget:g}% of the base's bits")
+            check(has_unit, "--max-drift", given, f"give the unit, as {budget:g}% of the base's bits")
             remedy = "must be more than 0% and less than 100% of the base's bits"
-            _check(0 < budget < 1, "--max-drift", given, remedy)
+            check(0 < budget < 1, "--max-drift", given, remedy)
         names = listed(self.general_data)
         named = bool(names) and all(name.strip() for name in names)
-        _check(named, "--general-data", "''", "is empty; leave it out, or name a file")
+        check(named, "--general-data", "''", "is empty; leave it out, or name a file")
         alone = "auto" not in names or len(names) == 1
-        _check(alone, "--general-data", " ".join(names), "auto stands alone; leave it out, or the files")
+        check(alone, "--general-data", " ".join(names), "auto stands alone; leave it out, or the files")
         _require(_at_least(MIN_GENERAL, " tokens", MAX_GENERAL), {"--general-tokens": self.general_tokens})
 
     @property
@@ -616,27 +647,6 @@ class DriftConfig:
         """The user's files of general text; none where the base writes it."""
         names = listed(self.general_data)
         return [] if names == ["auto"] else names
-
-
-def check_budget(drift: DriftConfig, control: ControlConfig, run: "RunConfig") -> None:
-    """Refuse a budget of drift beside what holds something else, and general text that no budget has use for.
-
-    Raises:
-        UserError: another setpoint, law or way to act, a stop that waits for S, or general text and no budget.
-    """
-    if not isinstance(drift.max_drift, float):
-        alone = "is read for a budget of drift alone; add one, such as --max-drift 2%, or leave it out"
-        _check(not drift.general_files, "--general-data", " ".join(drift.general_files), alone)
-        _check(drift.general_tokens == DriftConfig.general_tokens, "--general-tokens", drift.general_tokens, alone)
-        return
-    for flag, value, usual in (
-        ("--target-s", control.target_s, "auto"),
-        ("--controller", control.controller, "pi"),
-        ("--actuator", control.actuator, "loss"),
-        ("--stop-at-equilibrium", run.stop_at_equilibrium, None),
-    ):
-        other = f"the loop holds either drift or S; leave out {flag} {value}, or --max-drift"
-        _check(value == usual, "--max-drift", f"{100 * drift.max_drift:g}%", other)
 
 
 AT_ONE = 0.04
@@ -740,17 +750,20 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _require(_at_least(1), {"--save-steps": self.save_steps, "--keep": self.keep, "--eval-steps": self.eval_steps})
-        _check(bool(self.output_dir.strip()), "--output-dir", "''", "is empty; name a folder")
-        _check(not re.search("[\ud800-\udfff]", self.output_dir), "--output-dir", ascii(self.output_dir),
+        check(bool(self.output_dir.strip()), "--output-dir", "''", "is empty; name a folder")
+        check(not re.search("[\ud800-\udfff]", self.output_dir), "--output-dir", ascii(self.output_dir),
                "has bytes that are not UTF-8, which records of the run cannot have; choose another name")  # fmt: skip
-        _check(self.resume is None or bool(self.resume.strip()), "--resume-from-checkpoint", "''",
+        check(self.resume is None or bool(self.resume.strip()), "--resume-from-checkpoint", "''",
                "is empty; name a checkpoint, last or auto, or leave it out")  # fmt: skip
         for name in self.loggers:
-            _check(name in LOGGERS, "--logger", name, f"there are {', '.join(LOGGERS)}; separate several by spaces")
-        _check(0 <= self.samples <= 1000, "--samples", self.samples, "must be from 0 to 1000")
+            check(name in LOGGERS, "--logger", name, f"there are {', '.join(LOGGERS)}; separate several by spaces")
+        check(0 <= self.samples <= 1000, "--samples", self.samples, "must be from 0 to 1000")
         _require(_at_least(1, " validation"), {"--early-stopping": self.early_stopping})
         _require(_at_least(1), {"--gpus": self.gpus})
         _require(_at_least(8, " ticks"), {"--stop-at-equilibrium": self.stop_at_equilibrium})
+        keeps = "a resumed run keeps the batch of its checkpoint, which sets its place in the data; leave it out"
+        if self.auto_batch_size and self.resume:
+            raise UserError(f"--auto-batch-size: {keeps}")
         _read_shares(self, memory_fraction="--memory-fraction", expected_mfu="--run.expected_mfu")
         _require(_SHARE, {"--memory-fraction": self.memory_fraction})
         _require(_BETWEEN_0_AND_1, {"--run.expected_mfu": self.expected_mfu})
@@ -794,7 +807,7 @@ def _read_shares(group: object, otherwise: str = "", **flags: str) -> None:
         try:
             object.__setattr__(group, name, None if value is None else share(value))
         except ValueError:
-            _check(False, flag, value, ", ".join(filter(None, ("is no share, such as 10% or 0.1", otherwise))))
+            check(False, flag, value, ", ".join(filter(None, ("is no share, such as 10% or 0.1", otherwise))))
 
 
 def _is_time(given: str | dict[str, int] | None) -> bool:
@@ -861,10 +874,11 @@ def _at_least(least: int, unit: str = "", most: int = MAX_COUNT) -> _Rule:
 def _require(rule: _Rule, settings: dict[str, Any]) -> None:
     """Refuse values that break a rule; null is what a setting without a value has."""
     for flag, value in settings.items():
-        _check(value is None or rule[0](value), flag, value, rule[1])
+        check(value is None or rule[0](value), flag, value, rule[1])
 
 
-def _check(valid: bool, flag: str, value: object, remedy: str) -> None:
+def check(valid: bool, flag: str, value: object, remedy: str) -> None:
+    """Refuse a value of a flag, with what to do, unless it is valid. Raises UserError."""
     if not valid:
         text = str(value)
         raise UserError(f"{flag} {text if len(text) <= 300 else f'{text[:60]}...'}: {remedy}")

@@ -33,7 +33,7 @@ from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.data.sources.hub import is_on_hub
 from granite_scu.data.sources.read import sources_of
 from granite_scu.data.tokens.chat import Renderer
-from granite_scu.data.tokens.corpus import check_documents, full_names, say_formats
+from granite_scu.data.tokens.corpus import check_documents, say_formats
 from granite_scu.data.tokens.encoding import encoded, parts_of, require_known
 from granite_scu.data.tokens.pieces import Piece, groups_of, pieces_of
 from granite_scu.data.tokens.stream import Corpus, joined
@@ -226,20 +226,7 @@ class StreamedDataModule(TextDataModule):
     Args:
         config: the text and how it is cut.
         seed: of the order of training blocks.
-
-    Raises:
-        UserError: settings that a stream cannot have.
     """
-
-    def __init__(self, config: DataConfig, seed: int, uniform_batches: bool = False) -> None:
-        for flag, value, why in (
-            ("--num-epochs", config.num_epochs, "nobody knows how long a pass over a stream is; give --max-steps"),
-            ("--data-weights", config.weights, "the sources of a stream are read in turn, a document each"),
-            ("data.train_tokens", config.train_tokens, "a stream is not counted; give --max-steps"),
-        ):
-            if value is not None:
-                raise UserError(f"{flag} {value}: not with --stream: {why}")
-        super().__init__(config, seed, uniform_batches)
 
     def divide(self, tokenizer: PreTrainedTokenizerBase) -> Division:
         """The beginning divided.
@@ -248,7 +235,6 @@ class StreamedDataModule(TextDataModule):
             UserError: too few documents to hold whole ones out, nothing to read, or what cannot be read.
         """
         config = self.config
-        full_names(config.sources)
         renderer = Renderer(tokenizer, config.loss_on, config.control_tokens)
         corpus = joined(list(encoded(beginning(config), renderer, config.split_seed)))
         check_documents(config, corpus)

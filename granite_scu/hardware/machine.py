@@ -110,7 +110,7 @@ def resolve(
     if warning := slow_four_bits(base.quantize_4bit, precision, device):
         log.warning(warning)
     if run.fsdp:
-        _check_sharding(devices * nodes, base.quantize_4bit, bool(base.compile))
+        _check_sharding(devices * nodes)
     attention = attention_for(base.attention, device.supports_flash, precision, isolate)
     kernels = kernels_for(base.kernels, bool(trainer.get("deterministic")))
     tf32 = run.tf32 and device.supports_tf32
@@ -214,16 +214,12 @@ def _check_graphs(mode: str, accumulated: int, device: hardware.Device) -> None:
         )
 
 
-def _check_sharding(processes: int, in_4_bits: bool, compiled: bool) -> None:
+def _check_sharding(processes: int) -> None:
     if processes == 1:
         raise UserError(
             "--fsdp: one process has nobody to share the base model with; start several with --multi-gpu, or "
             "leave it out"
         )
-    if in_4_bits:
-        raise UserError("--fsdp: weights in 4 bits cannot be shared out; leave out --4bit-quantization or --fsdp")
-    if compiled:
-        raise UserError("--fsdp: layers that are gathered cannot be compiled in one; leave out --torch-compile")
 
 
 def launched_processes() -> tuple[int, int] | None:
@@ -275,18 +271,9 @@ def attention_for(requested: str, supports_flash: bool, precision: str, isolate:
             "--attn flash_attention_2: needs flash-attn (pip install flash-attn --no-build-isolation), a GPU of "
             "compute capability 8.0 or more, and bf16 or fp16; use --attn sdpa"
         )
-    if requested == "flash_attention_2" and isolate:
-        raise UserError(
-            "--attn flash_attention_2: documents in a block would see one another; use --attn sdpa, or allow it "
-            "with --no-isolate-documents"
-        )
     return ("flash_attention_2" if usable and not isolate else "sdpa") if requested == "auto" else requested
 
 
 def kernels_for(requested: str, deterministic: bool) -> str:
-    """What the Mamba-2 layers may take. Raises UserError where ``--deterministic`` does not allow it."""
-    if requested in ("cuda", "hub") and deterministic:
-        raise UserError(
-            f"--kernels {requested}: compiled kernels may add in any order, and --deterministic wants one; drop one"
-        )
+    """What the Mamba-2 layers may take."""
     return "torch" if deterministic else requested

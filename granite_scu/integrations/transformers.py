@@ -17,6 +17,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.trainer_callback import ExportableState
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.request import check_budget
 from granite_scu.config.settings import (
     DEFAULT_EVERY,
     ControlConfig,
@@ -24,11 +25,10 @@ from granite_scu.config.settings import (
     OptimizerConfig,
     PriorConfig,
     RunConfig,
-    check_budget,
     check_drift,
     holding_drift,
 )
-from granite_scu.control import AutoSetpoint, Controller, build
+from granite_scu.control import AutoSetpoint, Controller
 from granite_scu.control.laws.base import Output, restored
 from granite_scu.control.loop import ControlLoop
 from granite_scu.control.units import per_cent
@@ -139,7 +139,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
                 self._config = holding_drift(self._config, self._drift.max_drift, settings)
             self._prior = PriorConfig(prior_sigma, n_tokens)
             self._gradient_clip = OptimizerConfig(gradient_clip=gradient_clip).gradient_clip
-        self._law = _build(self._config)
+            self._law = self._config.law()
         if getattr(self._law, "needs_benefit", False):
             raise ValueError(f"controller {controller}: looks ahead in the training text, which a callback cannot")
         self._held_out = held_out
@@ -413,13 +413,6 @@ def _of_arguments() -> Iterator[None]:
         yield
     except UserError as error:
         raise ValueError(re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), str(error))) from None
-
-
-def _build(config: ControlConfig) -> Controller:
-    try:
-        return build(config.controller, **config.of_law)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"controller {config.controller}: {error}") from None
 
 
 def _of_length(law: Controller, every: int, steps: int) -> Controller:

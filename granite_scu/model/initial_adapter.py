@@ -138,19 +138,6 @@ def lora_of(config: LoraConfig, start: InitialAdapter) -> LoraConfig:
     return replace(config, **own, targets=listed(targets))
 
 
-def check_actuator(actuator: str) -> None:
-    """Refuse what acts on the whole update, where only the way from the adapter is to be held back.
-
-    Raises:
-        UserError: such an actuator.
-    """
-    if actuator == "decoupled":
-        raise UserError(
-            "--actuator decoupled: cannot go together with --adapter: it shrinks A and B, which leads to no adapter at "
-            "all; what leads back to the one that training starts from has twice the rank"
-        )
-
-
 def _describe(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from granite_scu import control, hardware
+from granite_scu import hardware
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.config.settings import check_refused
 from granite_scu.control.diagnostics import ceiling
 from granite_scu.data.tokens import templates
 from granite_scu.hardware import machine as machines
@@ -56,14 +55,13 @@ class Base(NamedTuple):
 
 
 def open_base(
-    request: Request, resume: Resume | None, law: control.Controller, tokenizer: PreTrainedTokenizerBase | None
+    request: Request, resume: Resume | None, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[Request, Base]:
     """The base model with the adapter to start from; the request with what that decides.
 
     Args:
         request: what is asked for.
         resume: the checkpoint that the run continues from.
-        law: of lambda.
         tokenizer: in place of the model's own.
 
     Raises:
@@ -71,7 +69,7 @@ def open_base(
     """
     name, block_size = request.base.name, request.data.block_size
     tokenizer = templates.of_data(tokenizer or loading.load_tokenizer(name), request.data)
-    start = _open_start(request, resume, law)
+    start = _open_start(request.lora.adapter, request.base.name, resume)
     if start:
         request = replace(request, lora=initial_adapter.lora_of(request.lora, start))
     config = loading.known_config(name)
@@ -108,14 +106,9 @@ def settle_machine(
     return replace(request, base=base), replace(machine, attention=attention)
 
 
-def _open_start(
-    request: Request, resume: Resume | None, law: control.Controller
-) -> initial_adapter.InitialAdapter | None:
-    path, base = request.lora.adapter, request.base.name
+def _open_start(path: str | None, base: str, resume: Resume | None) -> initial_adapter.InitialAdapter | None:
     if path is None:
         return None
-    initial_adapter.check_actuator(request.control.actuator)
-    check_refused(request.control.controller, law, ["--adapter"])
     if resume and not Path(path).expanduser().is_dir():  # the checkpoint has all that is needed of it
         return initial_adapter.from_checkpoint(resume.path, path, base, resume.state["frozen"])
     return initial_adapter.open_start(path, base)

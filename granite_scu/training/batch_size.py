@@ -34,13 +34,8 @@ def first_guess(request: Request, machine: Machine) -> Request:
     """The request in the largest micro-batches that are predicted to fit.
 
     Raises:
-        UserError: none are; or a resumed run, or several processes, which the search cannot serve.
+        UserError: none are; or several processes, which the search cannot serve.
     """
-    if request.run.resume:
-        raise UserError(
-            "--auto-batch-size: a resumed run keeps the batch of its checkpoint, which sets its place in the data; "
-            "leave it out"
-        )
     if machine.world_size > 1:
         raise UserError(
             "--auto-batch-size: one process looks for the batch; run it once without --multi-gpu, with --max-steps 1, "

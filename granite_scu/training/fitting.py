@@ -13,7 +13,7 @@ from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.streaming import StreamedDataModule
 from granite_scu.model import loading
 from granite_scu.training import defaults
-from granite_scu.training.controller import build_controller, without_validation
+from granite_scu.training.controller import without_validation
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def fit_to_text(
         request = replace(request, given=request.given | {"control.controller"})
     request, chosen = fitted(request, data, tokenizer, config, processes)
     if not data.holds_out("validation"):
-        request = without_validation(request, controller or build_controller(request.control))
+        request = without_validation(request)
     return request, chosen
 
 

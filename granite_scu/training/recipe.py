@@ -16,7 +16,7 @@ from granite_scu.training import batch_size, general_data, memory_budget
 from granite_scu.training.base import open_base, settle_machine
 from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.continuing import check_base, check_continued, check_resumable, run_to_its_end
-from granite_scu.training.controller import check_held_out, first_law, settle_law
+from granite_scu.training.controller import check_controller, check_held_out, settle_law
 from granite_scu.training.fitting import build_data, fit_to_text
 from granite_scu.training.groups.assembly import assemble
 from granite_scu.training.logger_checks import check_loggers
@@ -53,7 +53,7 @@ def prepare(
     # What no machine and no text can change.
     given_objects(request.trainer)
     check_loggers(request.run.loggers, request.run.logger_offline)
-    law = first_law(request, controller)
+    check_controller(request, controller)
 
     # The run folder, and the checkpoint that the run continues from.
     folder = RunFolder(request.run.output_dir)
@@ -64,7 +64,7 @@ def prepare(
         request = as_before(request, resume)
 
     # The model, not yet loaded, and the machine: what is wrong with the request itself has been said by then.
-    request, base = open_base(request, resume, law, tokenizer)
+    request, base = open_base(request, resume, tokenizer)
     request, machine = settle_machine(request, base.config, card)
 
     # The text, and what nobody gave of blocks, steps, rate and controller, fitted to it.

@@ -29,6 +29,7 @@ def wanted(accelerator: str, **settings) -> Request:
 
 DOWNLOADED = {"base__name": "ibm-granite/granite-4.0-h-1b", "data__path": None}
 ON_CPU, ON_GPU = wanted("cpu"), wanted("cuda")
+FLASH = {"base__attention": "flash_attention_2", "data__isolate_documents": False}
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +132,7 @@ def test_which_build_runs_on_which_gpu(capability, architectures, runs):
     [
         (T4, {"trainer__precision": "bf16-mixed"}, "precision", "--precision fp16"),
         (CPU, {"base__quantize_4bit": True}, "bitsandbytes", "pip install bitsandbytes"),
-        (A100, {"base__attention": "flash_attention_2"}, "flash-attn", "pip install flash-attn --no-build-isolation"),
+        (A100, FLASH, "flash-attn", "pip install flash-attn --no-build-isolation"),
         (A100, {"base__kernels": "cuda"}, "Mamba-2 kernels", "pip install 'granite-scu[kernels]'"),
         (CPU, {"base__kernels": "cuda"}, "Mamba-2 kernels", "use --kernels auto"),
         (CPU, {"run__multi_gpu": True}, "--multi-gpu", "leave it out"),
@@ -155,9 +156,7 @@ def test_what_is_there_serves(machine, monkeypatch):
     machine(A100)
     monkeypatch.setattr(requirements, "version_of", lambda name: "2.8.4")
     monkeypatch.setattr(requirements.machine, "find_spec", lambda name: object())
-    checks = check_requirements(
-        wanted("cuda", base__attention="flash_attention_2", base__quantize_4bit=True, data__isolate_documents=False)
-    )
+    checks = check_requirements(wanted("cuda", base__quantize_4bit=True, **FLASH))
     assert can_start(checks)
     assert found(checks, "flash-attn") == Check(
         "flash-attn", "2.8.4", True, True, "attention runs in flash_attention_2"

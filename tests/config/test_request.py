@@ -37,3 +37,43 @@ def test_it_knows_what_differs_from_the_defaults():
     assert set(Request.from_dotted(SETTINGS).changed) == SETTINGS.keys() - usual
     arguments = ["--base.name=tiny-granite-h", "--lora.rank=16"]
     assert translate(arguments)[0].request().changed == ["base.name"], "a rank of 16 is the default's"
+
+
+STREAM = {"data.stream": True}
+OFF = {"data.held_out_share": 0}
+CASCADE = {"control.controller": "research.laws.cascade:Cascade"}
+SHARED = {"run.multi_gpu": True, "run.fsdp": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (STREAM | {"data.num_epochs": 1}, "--num-epochs 1.0: not with --stream: .* give --max-steps"),
+        (STREAM | {"data.path": ["a"], "data.weights": [1.0]}, "--data-weights .*: not with --stream: .* in turn"),
+        (STREAM | {"data.train_tokens": 2048}, "data.train_tokens 2048: not with --stream"),
+        ({"data.path": ["a", "./b/../a"]}, "--data-dir a: named twice; .* and --data-weights 2 to read it twice"),
+        ({"data.test_data": ["b", "./b"]}, "--test-data b: named twice; name it once$"),
+        ({"run.auto_batch_size": True, "run.resume": "last"}, "--auto-batch-size: a resumed run keeps the batch"),
+        (SHARED | {"base.quantize_4bit": True}, "leave out --4bit-quantization or --fsdp"),
+        (SHARED | {"base.compile": True}, "leave out --torch-compile"),
+        ({"base.kernels": "cuda", "trainer.deterministic": True}, "^--kernels cuda: .*--deterministic"),
+        ({"base.attention": "flash_attention_2"}, "^--attn flash_attention_2: .*--no-isolate-documents"),
+        (
+            {"lora.adapter": "a", "control.actuator": "decoupled", "control.lambda_init": 1},
+            "--actuator decoupled: cannot go together with --adapter: it ",
+        ),
+        (OFF | {"run.early_stopping": 1}, "--early-stopping 1: .* or give --validation-data"),
+        (OFF | CASCADE, "research.laws.cascade:Cascade: cannot go together with --held-out-share 0"),
+        (STREAM | CASCADE, "research.laws.cascade:Cascade: cannot go together with --stream"),
+    ],
+)
+def test_settings_that_contradict_one_another_are_refused(settings, words):
+    with pytest.raises(UserError, match=words):
+        Request.from_dotted(settings)
+
+
+def test_what_is_found_later_is_held_to_the_same_rules():
+    """As a controller of the checkpoint, which the command line did not name."""
+    request = Request.from_dotted({"run.stop_at_equilibrium": 30, "control.target_s": 0.1, "control.deadband": 0})
+    with pytest.raises(UserError, match="--controller none follows no setpoint"):
+        request.with_values({"control.controller": "none"})

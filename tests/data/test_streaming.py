@@ -202,19 +202,6 @@ def test_a_file_too_long_for_memory_before_all_others_leaves_them_to_be_held_out
     assert len(record["validation"]) >= 1 and len(record["test"]) >= 1
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"num_epochs": 1}, "--num-epochs 1: not with --stream: .* give --max-steps"),
-        ({"weights": [1.0]}, "--data-weights .*: not with --stream: .* in turn"),
-        ({"train_tokens": 64}, "data.train_tokens 64: not with --stream"),
-    ],
-)
-def test_what_makes_no_sense_of_a_stream_is_refused(fields, words):
-    with pytest.raises(UserError, match=words):
-        StreamedDataModule(config_of("a.jsonl", **fields), seed=0)
-
-
 def test_a_data_set_of_the_hub_is_streamed_with_its_splits(tokenizer, tmp_path):
     root = tmp_path / "set"
     root.mkdir()
@@ -251,8 +238,6 @@ def test_a_data_set_of_the_hub_that_cannot_be_read_any_further(tmp_path):
 
 
 def test_what_is_refused_of_a_text_read_first_is_refused_of_a_stream(tokenizer, tmp_path):
-    with pytest.raises(UserError, match="named twice"):
-        streamed(tokenizer, lines(tmp_path / "a.jsonl", TEXTS), tmp_path / "a.jsonl")
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("".join(json.dumps({"prompt": text, "completion": text}) + "\n" for text in TEXTS))
     with pytest.raises(UserError, match="--text-column contnet: no record of"):

@@ -141,8 +141,6 @@ def test_auto_takes_flash_attention_only_where_it_can_run(on, monkeypatch, devic
 
 def test_a_deterministic_run_takes_no_compiled_kernels(on):
     assert on(A100).kernels == "auto" and on(A100, deterministic=True).kernels == "torch"
-    with pytest.raises(UserError, match=r"^--kernels cuda: .*--deterministic"):
-        on(A100, base=BaseConfig(kernels="cuda"), deterministic=True)
 
 
 @pytest.mark.parametrize(
@@ -172,17 +170,9 @@ def test_layers_are_compiled_by_default_where_triton_compiles(on, monkeypatch, t
         assert not on(dataclasses.replace(device, count=2), run=SHARED).compiled
 
 
-@pytest.mark.parametrize(
-    ("base", "run", "words"),
-    [
-        (BaseConfig(), RunConfig(fsdp=True), "one process has nobody to share"),
-        (BaseConfig(quantize_4bit=True), SHARED, "leave out --4bit-quantization or --fsdp"),
-        (BaseConfig(compile=True), SHARED, "leave out --torch-compile"),
-    ],
-)
-def test_what_cannot_be_shared_out(on, base, run, words):
-    with pytest.raises(UserError, match=words):
-        on(dataclasses.replace(A100, count=2), base=base, run=run)
+def test_one_process_has_nobody_to_share_with(on):
+    with pytest.raises(UserError, match="one process has nobody to share"):
+        on(dataclasses.replace(A100, count=2), run=RunConfig(fsdp=True))
 
 
 @pytest.mark.parametrize(

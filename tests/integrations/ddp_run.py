@@ -13,7 +13,6 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from granite_scu import control
 from granite_scu.config import settings
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.data.blocks.packing import padding_of
@@ -84,7 +83,7 @@ def in_lightning(model: str, examples: list[dict], folder: str, batch: int, gene
         read = general_text.read(Path(general), tokenizer)
         meters = [DriftMeter(lambda *_: read, BUDGET, (1e-3, 1e3), 64, 256, padding_of(tokenizer))]
         drift = meters[0].plant
-    law = control.build(config.controller, **config.of_law)
+    law = config.law()
     law = law.in_a_run_of(STEPS // EVERY) if law.needs_slopes else law
     optimizer = settings.OptimizerConfig(RATE, "constant", warmup_steps=0, gradient_clip=CLIP)
     lora, prior = settings.LoraConfig(4, 8.0), settings.PriorConfig(n_tokens=N)

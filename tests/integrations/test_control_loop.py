@@ -132,7 +132,7 @@ def text() -> GeneralText:
 def law_of(settings: dict, ticks: int, max_drift: float | None = None) -> control.Controller:
     config = ControlConfig(**(settings if max_drift or "controller" in settings else PI | settings))
     config = holding_drift(config, max_drift, settings) if max_drift else config
-    law = control.build(config.controller, **config.of_law)
+    law = config.law()
     return law.in_a_run_of(ticks) if isinstance(law, control.AutoSetpoint) else law
 
 

@@ -267,9 +267,6 @@ def test_dropout_is_the_runs_own(from_adapter, adapter):
 
 
 def test_what_acts_on_the_whole_update_is_refused_with_a_reason():
-    with pytest.raises(UserError, match="--actuator decoupled: cannot go together with --adapter: it "):
-        initial_adapter.check_actuator("decoupled")
-    initial_adapter.check_actuator("loss")
     for law in ("projection:Projection", "cascade:Cascade"):
         with pytest.raises(UserError, match=f"--controller {law}: cannot go together with --adapter: it "):
             check_refused(law, find(f"research.laws.{law}"), ["--adapter"])

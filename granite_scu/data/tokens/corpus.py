@@ -42,7 +42,7 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
         UserError: nothing to read, a file that cannot be read, or no place to keep the tokens.
     """
     every = [*config.sources, *(name for _, names in config.files.values() for name in names)]
-    names = full_names(config.sources) + [name for _, given in config.files.values() for name in full_names(given)]
+    names = [os.path.abspath(Path(name).expanduser()) if is_path(name) else name for name in every]  # from any folder
     before = _stamps(every)
     sources = sources_of(config)
     digests = [_read_through(source.read()) if source.files is None else _contents(source.files) for source in sources]
@@ -132,16 +132,6 @@ def check_documents(config: DataConfig, corpus: Corpus) -> None:
     for flag, given in (("--chat-template", config.chat_template), ("--system", config.system)):
         if given and not corpus.n_conversations:
             _log.warning("%s %s: %s holds no conversation to use it for", flag, given, text)
-
-
-def full_names(sources: list[str]) -> list[str]:
-    """Of the sources. Raises UserError where one is named twice."""
-    # The same from every folder.
-    names = [os.path.abspath(Path(name).expanduser()) if is_path(name) else name for name in sources]
-    if len(set(names)) < len(names):
-        again = next(name for number, name in enumerate(names) if name in names[:number])
-        raise UserError(f"--data-dir {again}: named twice; name it once, and --data-weights 2 to read it twice")
-    return names
 
 
 def _stamps(sources: list[str]) -> list[tuple[str, int, int]]:

@@ -252,7 +252,7 @@ def test_no_run_of_a_protocol_is_refused_by_its_arms_own_checks(of, evidence, fi
                 request = Request.from_dotted(dotted_settings(spec, spec.settings, tmp_path))
                 law = build_controller(request.control)
                 every = intervals_of(request.run, spec.task.steps).validation
-                check_length(law, request.control, request.run, request.data.stream, spec.task.steps, every)
+                check_length(law, request.control, request.run, spec.task.steps, every)
                 checked.add(kind)
     assert {arm for arm, *_ in checked} >= {"none", "fixed"}
 

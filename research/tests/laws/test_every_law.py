@@ -56,7 +56,7 @@ def test_a_tick_whose_s_is_no_measurement_is_held(name, bad):
 
 @pytest.mark.parametrize("name", OWN)
 def test_the_command_line_takes_it_by_its_place(name):
-    law = build(place_of(name), **ControlConfig(controller=place_of(name), target_s=0.02).of_law)
+    law = ControlConfig(controller=place_of(name), target_s=0.02).law()
     assert type(law) is OWN[name] is find(place_of(name))
 
 

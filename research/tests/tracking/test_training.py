@@ -4,7 +4,6 @@ import pytest
 from tracked import CELL, asked
 
 from granite_scu.config.errors import UserError
-from granite_scu.control import build
 from research.laws.original import Original
 from research.tracking import command as tracking
 from research.tracking import grid as tracking_grid
@@ -26,7 +25,7 @@ def test_every_flag_of_a_run_can_be_set(monkeypatch, setting):
     with pytest.raises(InterruptedError):
         tracking_training.train(cell)
     control = requests[0].control
-    assert build(control.controller, **control.of_law) == Original(setpoint=cell.setpoint)
+    assert control.law() == Original(setpoint=cell.setpoint)
 
 
 def test_a_setting_that_a_law_refuses_itself_is_refused_in_time():

@@ -180,12 +180,6 @@ def test_the_same_files_by_another_path_are_the_same_text(tokenizer, config, mon
     assert "has changed" not in caplog.text
 
 
-def test_a_source_that_is_named_twice_is_refused(tokenizer, config, monkeypatch):
-    monkeypatch.chdir(Path(config.path).parent)
-    with pytest.raises(UserError, match="named twice; name it once, and --data-weights 2 to read it twice"):
-        prepare(replace(config, path=[config.path, Path(config.path).name]), tokenizer)
-
-
 def test_a_text_column_that_no_record_has_is_refused(tokenizer, config):
     pairs = replace(config, path=str(Path(config.path, "pairs.jsonl")), text_column="contnet")
     with pytest.raises(UserError, match=r"--text-column contnet: no record of .*pairs.jsonl has a text in it, all are"):
