@@ -111,7 +111,7 @@ def load(case: Case, device: str) -> Ready:
 
 def ours(gate: Gate, case: Case) -> None:
     """The product's pass, again and again."""
-    from granite_scu.evaluation.bpt.passes import score_windows
+    from granite_scu.evaluation.bpt.windows import score_windows
 
     ready = load(case, gate.device)
     found: list[float] = []
@@ -138,7 +138,7 @@ def theirs(gate: Gate, case: Case) -> None:
     from torch.nn import functional as F
 
     from granite_scu.config.settings import IGNORED
-    from granite_scu.evaluation.bpt.passes import batches
+    from granite_scu.evaluation.bpt.windows import batches
 
     ready = load(case, gate.device)
     model = ready.model

@@ -3,7 +3,8 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from granite_scu.data.sources.files import unix
 from granite_scu.model.adapter_files import require_adapter
 
 if TYPE_CHECKING:
+    from granite_scu.evaluation.generate import Conversation
     from granite_scu.model.adapters import Switch
 
 EXAMPLES = (
@@ -29,6 +31,11 @@ EXAMPLES = (
 
 MAX_BYTES = 10_000_000
 """Of a prompt."""
+
+RESET = "/reset"
+"""A line that begins a new conversation."""
+
+KEPT = f"each line is a question, and what was said before is kept; {RESET} starts over"
 
 COMMONEST = ("--prompt", "--prompt-file", "--chat", "--max-new-tokens", "--temperature", "--model")
 
@@ -72,10 +79,8 @@ def run(options: argparse.Namespace) -> int:
     prompt = "" if talking else read_prompt(options.prompt, options.prompt_file)
     # Late: torch takes seconds, and a wrong flag is refused without it.
     from granite_scu import hardware
-    from granite_scu.cli.conversation import converse
     from granite_scu.data.tokens import templates
     from granite_scu.evaluation import generate
-    from granite_scu.evaluation.conversation import Conversation
     from granite_scu.model import base_digest, loading, saved_adapter
     from granite_scu.model.adapters import load_adapted
 
@@ -109,9 +114,9 @@ def run(options: argparse.Namespace) -> int:
 
     # A conversation with each of the two, which may answer differently.
     most = getattr(loading.load_model_config(base.name), "max_position_embeddings", None)
-    conversations = [Conversation(tokenizer, most, base.name, read_as) for _ in headings]
+    conversations = [generate.Conversation(tokenizer, most, base.name, read_as) for _ in headings]
 
-    def answer(switch: "Switch", conversation: Conversation, question: str, sink: Callable[[str], None]) -> None:
+    def answer(switch: "Switch", conversation: "Conversation", question: str, sink: Callable[[str], None]) -> None:
         with switch():
             conversation.answer(model, question, sampling, sink)
 
@@ -154,3 +159,60 @@ def read_prompt(text: str | None, file: str | None) -> str:
         raise UserError(f"{flag}: the text is empty")
     text = unix(text)
     return text.removesuffix("\n") if file is not None or flag == "standard input" else text
+
+
+def converse(ask: Callable[[str], None], reset: Callable[[], object]) -> None:
+    """Ask what a terminal or pipe says, line by line.
+
+    Args:
+        ask: answers a question.
+        reset: forgets what was said.
+
+    Raises:
+        UserError: a pipe without a question, with text that is not UTF-8, or with more than one conversation holds.
+    """
+    from granite_scu.evaluation.generate import ConversationFull  # late: torch
+
+    typed = sys.stdin.isatty()
+    for number, question in _typed() if typed else _piped():
+        if question.strip() == RESET:
+            reset()
+            continue
+        if not typed:
+            print(f"> {question}", flush=True)
+        try:
+            ask(question)
+            print()
+        except ConversationFull as error:
+            if not typed:
+                raise UserError(f"standard input, line {number}: {error}") from error
+            print(error, file=sys.stderr)
+
+
+def _typed() -> Iterator[tuple[int, str]]:
+    """The lines of a terminal up to an empty one."""
+    print(f"{KEPT}; an empty line or Ctrl-D ends", file=sys.stderr)
+    with suppress(ImportError):
+        import readline  # noqa: F401 (arrow keys in ``input``)
+    number = 0
+    with suppress(EOFError):
+        while (line := input("> ")).strip():
+            number += 1
+            yield number, line
+
+
+def _piped() -> Iterator[tuple[int, str]]:
+    """The lines of a pipe that are not empty, each with its number."""
+    found = False
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            question = line.decode().rstrip("\r\n")
+        except UnicodeError as error:
+            raise UserError(f"standard input, line {number}: is not UTF-8 text") from error
+        if question.strip():
+            if not found:
+                print(KEPT, file=sys.stderr, flush=True)
+            found = True
+            yield number, question
+    if not found:
+        raise UserError("standard input: the text is empty")

@@ -18,14 +18,14 @@ from granite_scu.config.progress import say
 from granite_scu.config.request import Request
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.data.tokens import templates
-from granite_scu.evaluation.split_score import score_split
+from granite_scu.evaluation.score import score_split
 from granite_scu.export.present import write_report_on_exit
 from granite_scu.hardware import presets
 from granite_scu.hardware.machine import resolve_request
 from granite_scu.model.loading import load_tokenizer
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.run_folder import RunFolder
-from granite_scu.training import plan, plan_description, recipe
+from granite_scu.training import plan, recipe
 from granite_scu.training.callbacks.samples import Samples
 from granite_scu.training.output_folder import is_main, logged_from_here
 from granite_scu.training.prepared_run import PreparedRun
@@ -76,7 +76,7 @@ def carry_out(run: PreparedRun, resume: str, resume_command: str) -> dict:
         resume: what is to be added to the command for it to continue.
         resume_command: the whole command that continues the run.
     """
-    for line in plan_description.opening(plan.facts(run), resume) if is_main() else []:
+    for line in plan.opening(plan.facts(run), resume) if is_main() else []:
         say(line, run.console)
     with write_report_on_exit(run.folder):
         return recipe.train(run, questions=Samples, resume_command=resume_command)
@@ -102,11 +102,11 @@ def dry_run(layers: Layers, as_json: bool) -> int:
     if card and request.run.multi_gpu and request.run.gpus is None:
         log.warning("--multi-gpu: of a card that is not here it is not known how many; --gpus says it")
     tokenizer = _tokenizer_to_plan_with(request.base.name)
-    facts = plan.describe(recipe.prepare(request, console, card=card, tokenizer=tokenizer), here=card is None)
+    facts = plan.look(recipe.prepare(request, console, card=card, tokenizer=tokenizer), here=card is None)
     if as_json:
         print(json.dumps(facts, indent=2))
     else:
-        rows = plan_description.describe(facts) | plan_description.details(facts)
+        rows = plan.describe(facts) | plan.details(facts)
         print_facts("plan (nothing is trained)", rows, console)
     return 0
 

@@ -2,20 +2,21 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from granite_scu.config.settings import IGNORED
-from granite_scu.data.blocks.packing import Blocks
-from granite_scu.data.datamodule import collate
-from granite_scu.model.adapters import Switch
+from granite_scu.config.errors import UserError
+from granite_scu.config.settings import IGNORED, BaseConfig
+from granite_scu.hardware.machine import Machine
+from granite_scu.model.adapters import Switch, load_adapted
 from granite_scu.model.description_length import bits
+from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels, autocast
 from granite_scu.model.loss import summed_nats
+from granite_scu.storage.run_folder import WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -29,17 +30,6 @@ class Score:
     def bits_per_token(self) -> float:
         """Mean cross-entropy in bits; raises ZeroDivisionError over no token."""
         return bits(self.nats / self.tokens)
-
-
-@dataclass(frozen=True, eq=False)
-class DocumentScores:
-    """Summed cross-entropy in nats and supervised tokens of each document, (documents,) each.
-
-    A document without a supervised token among the blocks has 0 and 0.
-    """
-
-    nats: NDArray[np.float64]
-    tokens: NDArray[np.int64]
 
 
 @torch.no_grad()
@@ -67,36 +57,6 @@ def each_batch(
             on_device = {name: part.to(device) for name, part in batch.items()}
             yield on_device, nats_of(**on_device)
     model.train(training)
-
-
-def score_documents(
-    nats_of: Callable[..., Tensor],
-    blocks: Blocks,
-    batch_size: int,
-    *,
-    model: nn.Module,
-    context: AbstractContextManager | None = None,
-) -> DocumentScores:
-    """Score blocks in evaluation mode, on one device, each document apart.
-
-    Args:
-        nats_of: (input_ids, labels) -> cross-entropy in nats of each position, (batch, time), 0 where not counted.
-        blocks: of one stream; a document's tokens may lie in several blocks, and a block may hold several documents.
-        batch_size: blocks at a time; the result does not depend on it.
-        model: as of ``each_batch``.
-        context: as of ``each_batch``.
-    """
-    n_documents = len(blocks.stream.ends)
-    nats, tokens = np.zeros(n_documents), np.zeros(n_documents, np.int64)
-    groups = [range(len(blocks))[start : start + batch_size] for start in range(0, len(blocks), batch_size)]
-    batches = (collate([blocks[i] for i in numbers], isolate=False) for numbers in groups)
-    scored = each_batch(nats_of, batches, model=model, context=context)
-    for (batch, each), numbers in zip(scored, groups, strict=True):
-        counted = (batch["labels"] != IGNORED).cpu().numpy()
-        owners = np.stack([blocks.documents(i) for i in numbers])[counted]
-        nats += np.bincount(owners, each.double().cpu().numpy()[counted], n_documents)
-        tokens += np.bincount(owners, minlength=n_documents)
-    return DocumentScores(nats, tokens)
 
 
 def score(
@@ -135,3 +95,32 @@ def score_each(
         with switch():
             found.append(score(partial(summed_nats, model), batches, model=model, context=context))
     return found
+
+
+def score_split(folder: Path, base: BaseConfig, machine: Machine, loader: Iterable[dict], split: str) -> dict:
+    """Score all of a split.
+
+    Args:
+        folder: of the run, with its adapter.
+        base: the model.
+        machine: what it is scored on.
+        loader: batches of the split.
+        split: its name.
+
+    Raises:
+        UserError: there is no adapter, or it does not fit the base model.
+    """
+    label, device = f"--run.output_dir {folder}", machine.torch_device
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(f"{label}: holds no {WEIGHTS}; run fit first")
+    base = replace(base, kernels=machine.kernels)
+    dtype = WEIGHT_DTYPES[machine.precision]
+    model, switches = load_adapted(base, {label: folder}, dtype, device, machine.attention)
+    announce_kernels(model)
+    of_base, of_adapter = score_each(model, loader, switches, autocast(device, machine.precision))
+    return {
+        "split": split,
+        "tokens": of_adapter.tokens,
+        "base_bpt": of_base.bits_per_token,
+        "adapter_bpt": of_adapter.bits_per_token,
+    }

@@ -20,8 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import BaseConfig
 from granite_scu.evaluation.bpt import texts
-from granite_scu.evaluation.bpt.passes import score_windows
-from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut, tokenised
+from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut, score_windows, tokenised
 from granite_scu.model import loading
 from granite_scu.model.adapter_files import run_of
 from granite_scu.model.adapters import Switch, load_adapted

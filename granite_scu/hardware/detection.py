@@ -1,8 +1,17 @@
-"""The device that a process trains on, as torch sees it."""
+"""The device that a process trains on, as torch sees it, and the processor cores that others leave it.
 
+Threads that share a core wait for one another: under OpenMP a product is done when its last thread is, and a thread
+whose core is taken comes late to each. On two cores, two threads beside another busy process train at a quarter of the
+free speed, and one thread at more than half of it.
+"""
+
+import math
+import os
 import platform
+import time
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import psutil
 import torch
@@ -74,3 +83,79 @@ def _detect_cpu() -> Device:
     fast_bf16 = any(capabilities.get(key) for key in ("avx512_bf16", "amx_bf16"))
     memory = psutil.virtual_memory().total / GIB
     return Device("cpu", name, memory, None, 1, fast_bf16, supports_tf32=False, supports_flash=False)
+
+
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""What a container may use (cgroup v2): microseconds of processor time or ``max``, and the period they are for."""
+
+SPARE = 0.4
+"""Share of a core that others may use before a thread is given up for it."""
+
+
+def allowed() -> int:
+    """Cores that this process may use: those of its affinity, or fewer where a container's quota says so."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else psutil.cpu_count(logical=False) or 1
+    try:
+        quota, period = QUOTA.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, math.floor(int(quota) / int(period))))
+
+
+def threads_beside(others: float, cores: int) -> int:
+    """Threads that each have a core to themselves, where others keep ``others`` of ``cores`` busy; at least one."""
+    return max(1, min(cores, math.floor(cores - others + SPARE)))
+
+
+class _Reading(NamedTuple):
+    """Seconds: of the clock, that the cores were busy, and that this process and its children used."""
+
+    at: float
+    busy: float
+    own: float
+
+
+class OtherLoad:
+    """How many cores other processes keep busy, of those that this one may use."""
+
+    def __init__(self) -> None:
+        affinity = getattr(os, "sched_getaffinity", None)
+        self._cores = sorted(affinity(0)) if affinity else list(range(psutil.cpu_count() or 1))
+        self._process = psutil.Process()
+        self._last = self._read()
+
+    @property
+    def seconds(self) -> float:
+        """Since the last reading."""
+        return time.monotonic() - self._last.at
+
+    def read(self) -> float:
+        """Cores that others kept busy on average since the last reading."""
+        before, self._last = self._last, self._read()
+        elapsed = max(self._last.at - before.at, 1e-3)
+        return max(0.0, (self._last.busy - before.busy) - (self._last.own - before.own)) / elapsed
+
+    def _read(self) -> _Reading:
+        each = psutil.cpu_times(percpu=True)
+        busy = sum(_busy(each[core]) for core in self._cores if core < len(each))
+        return _Reading(time.monotonic(), busy, self._used())
+
+    def _used(self) -> float:
+        mine = self._process.cpu_times()
+        ended = mine.children_user + mine.children_system
+        return mine.user + mine.system + ended + sum(map(_time_of, self._process.children(recursive=True)))
+
+
+def _busy(times: NamedTuple) -> float:
+    """Of a core's times, what it did not idle; a virtual machine's guests are in ``user`` already."""
+    idle = ("idle", "iowait", "guest", "guest_nice")
+    return sum(value for name, value in times._asdict().items() if name not in idle)
+
+
+def _time_of(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:  # it has ended
+        return 0.0
+    return times.user + times.system

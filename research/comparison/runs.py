@@ -19,7 +19,7 @@ from granite_scu.config.request import Request
 from granite_scu.config.settings import ControlConfig
 from granite_scu.control.laws.base import AdapterBenefit, Slopes
 from granite_scu.data.blocks.packing import Blocks
-from granite_scu.evaluation.score import DocumentScores, score, score_documents
+from granite_scu.evaluation.score import score
 from granite_scu.hardware import detect
 from granite_scu.model import loading
 from granite_scu.model.loss import token_nats
@@ -30,6 +30,7 @@ from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun, build_module
 from granite_scu.training.recipe import prepare, train
 from research.comparison.data import ComparedData, place_of
+from research.comparison.document_scores import DocumentScores, score_documents
 from research.comparison.evidence import Evidence, Spec
 from research.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOKENS
 from research.laws import place_of as place_of_law

@@ -269,7 +269,7 @@ def test_every_preset_can_be_planned_and_fits_its_cards(prepared, full_size, mon
     monkeypatch.setattr(hardware, "matmul_tflops", lambda device, dtype, tf32: 1.0)
     fitting = [card for card in cards_of(name) if presets.PRESETS[name].fits(card)]
     least = min(fitting, key=lambda card: card.memory_gb)
-    facts = plan.describe(prepared(presets.path(name), least, full_size))
+    facts = plan.look(prepared(presets.path(name), least, full_size))
     assert facts["device"] == least.name and facts["steps"] > 0
     # Estimated: what a process of CUDA takes before the model, and what fragments, are to fit into the rest.
     assert facts["memory_fits"], facts.get("memory_advice")

@@ -6,11 +6,11 @@ import sys
 import pytest
 import torch
 
-from granite_scu.cli.conversation import converse
+from granite_scu.cli.generate import converse
 from granite_scu.config.errors import UserError
 from granite_scu.config.sampling import Sampling
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
-from granite_scu.evaluation.conversation import Conversation, ConversationFull
+from granite_scu.evaluation.generate import Conversation, ConversationFull
 from granite_scu.model import loading
 
 

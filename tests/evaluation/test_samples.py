@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
-from granite_scu.data.blocks.openings import Opening
 from granite_scu.evaluation import generate as generation
-from granite_scu.evaluation.samples import SAMPLING, sample
+from granite_scu.evaluation.samples import SAMPLING, Opening, sample
 from granite_scu.model import adapters, loading
 
 

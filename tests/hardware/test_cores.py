@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from granite_scu.hardware import cores
-from granite_scu.hardware.cores import OtherLoad, _Reading, allowed, threads_beside
+from granite_scu.hardware import detection as cores
+from granite_scu.hardware.detection import OtherLoad, _Reading, allowed, threads_beside
 
 
 @pytest.mark.parametrize(

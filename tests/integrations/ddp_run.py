@@ -21,7 +21,7 @@ from granite_scu.integrations.transformers import ShannonCallback
 from granite_scu.model.loading import load_tokenizer
 from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.shannon_control import ShannonControl
-from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.callbacks.throughput import Stopwatch
 from granite_scu.training.module import GraniteModule
 
 RATE, EVERY, ACCUMULATE, CLIP, BUDGET, N, STEPS = 1e-2, 2, 2, 0.2, 0.002, 1000, 8

@@ -30,7 +30,7 @@ from granite_scu.model.loading import load_tokenizer
 from granite_scu.model.plant import AdapterPlant
 from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.shannon_control import ShannonControl
-from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.callbacks.throughput import Stopwatch
 
 SIGMA, N = 0.02, 1000  # with which S comes within reach of the setpoint in a few steps
 PI = {"target_s": 0.02, "kp": 1.0, "ki": 0.2, "lambda_init": 0.1}

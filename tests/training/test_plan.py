@@ -7,7 +7,7 @@ from granite_scu.config.request import Request
 from granite_scu.config.settings import intervals_of
 from granite_scu.hardware.presets import card_of
 from granite_scu.training import plan
-from granite_scu.training.plan_description import describe, details, opening
+from granite_scu.training.plan import describe, details, opening
 from granite_scu.training.preflight import out_of_proportion
 from granite_scu.training.recipe import prepare
 

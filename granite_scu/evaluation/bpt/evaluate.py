@@ -20,10 +20,9 @@ from granite_scu.config.settings import BaseConfig, DataConfig, RunConfig
 from granite_scu.evaluation.bpt import results, texts
 from granite_scu.evaluation.bpt.answering import Asked
 from granite_scu.evaluation.bpt.drifting import Drifts
-from granite_scu.evaluation.bpt.passes import score_windows
 from granite_scu.evaluation.bpt.subjects import BASE, Subject, shared_base
 from granite_scu.evaluation.bpt.tokenizers import load_tokenizer, with_template
-from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut, tokenised
+from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut, score_windows, tokenised
 from granite_scu.hardware import machine
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import base_digest, loading, saved_adapter

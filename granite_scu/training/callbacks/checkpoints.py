@@ -6,7 +6,7 @@ import lightning as L
 
 from granite_scu.storage import checkpoint_list
 from granite_scu.storage.run_folder import RunFolder
-from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.callbacks.throughput import Stopwatch
 from granite_scu.training.module import GraniteModule
 
 

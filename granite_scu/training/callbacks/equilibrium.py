@@ -5,8 +5,7 @@ from dataclasses import asdict
 
 import lightning as L
 
-from granite_scu.control.diagnostics.effect import Effect
-from granite_scu.control.diagnostics.equilibrium import Equilibrium, Tick, from_mappings
+from granite_scu.control.diagnostics.equilibrium import Effect, Equilibrium, Tick, from_mappings
 from granite_scu.control.laws.base import restored
 from granite_scu.model.description_length import decay
 from granite_scu.training.callbacks.shannon_control import ControlTick, penalty_share

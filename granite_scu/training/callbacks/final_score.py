@@ -21,8 +21,7 @@ from granite_scu.storage.run_folder import LAST_ADAPTER, RunFolder
 from granite_scu.training.callbacks.best_adapter import BestAdapter
 from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.reachability import ReachabilityMonitor
-from granite_scu.training.callbacks.stopwatch import Stopwatch
-from granite_scu.training.callbacks.throughput import Monitor
+from granite_scu.training.callbacks.throughput import Monitor, Stopwatch
 from granite_scu.training.module import GraniteModule
 
 log = logging.getLogger(__name__)

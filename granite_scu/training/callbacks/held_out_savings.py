@@ -10,7 +10,7 @@ from torch import Tensor
 
 from granite_scu.control.laws.base import PROBED_SCALE, AdapterBenefit
 from granite_scu.data.datamodule import TextDataModule
-from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.callbacks.throughput import Stopwatch
 from granite_scu.training.module import GraniteModule
 
 

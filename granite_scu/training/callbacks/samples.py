@@ -13,11 +13,10 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.progress import tracked
-from granite_scu.data.blocks.openings import openings
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.evaluation import answering_time, answers, elsewhere
 from granite_scu.evaluation.bpt import texts
-from granite_scu.evaluation.samples import SAMPLING, sample
+from granite_scu.evaluation.samples import SAMPLING, openings, sample
 from granite_scu.model.adapters import Switch
 from granite_scu.model.modes import evaluation_mode
 from granite_scu.storage.run_folder import ANSWERS, ELSEWHERE, METRICS, SAMPLES, RunFolder

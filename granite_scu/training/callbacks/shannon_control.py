@@ -9,8 +9,7 @@ from granite_scu.config.errors import Diverged
 from granite_scu.control import Controller, Measurement
 from granite_scu.control.laws.base import AdapterBenefit
 from granite_scu.control.loop import SKIPPED_IN_A_ROW, ControlLoop, Window
-from granite_scu.training.callbacks.stopwatch import Stopwatch
-from granite_scu.training.callbacks.throughput import Monitor
+from granite_scu.training.callbacks.throughput import Monitor, Stopwatch
 from granite_scu.training.module import GraniteModule
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from granite_scu.hardware.cores import OtherLoad, allowed, threads_beside
+from granite_scu.hardware.detection import OtherLoad, allowed, threads_beside
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,8 @@ from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.held_out_savings import Savings
 from granite_scu.training.callbacks.reachability import ReachabilityMonitor
 from granite_scu.training.callbacks.shannon_control import Listener, ShannonControl
-from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.callbacks.threads import FreeCores, may_change
-from granite_scu.training.callbacks.throughput import Monitor
+from granite_scu.training.callbacks.throughput import Monitor, Stopwatch
 from granite_scu.training.callbacks.utilisation import UtilisationWatch
 from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.prepared_run import PreparedRun

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from granite_scu.control import PI, Measurement
-from granite_scu.control.diagnostics.effect import MIN_TICKS, Effect
-from granite_scu.control.diagnostics.equilibrium import Equilibrium
+from granite_scu.control.diagnostics.equilibrium import MIN_TICKS, Effect, Equilibrium
 from granite_scu.control.laws.base import restored
 
 SETPOINT = 0.1

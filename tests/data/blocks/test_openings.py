@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from granite_scu.data.blocks.openings import openings
 from granite_scu.data.blocks.packing import best_fit, in_a_row
 from granite_scu.data.tokens.stream import Stream
+from granite_scu.evaluation.samples import openings
 
 
 def stream(*lengths: int, learned_from: int = 1) -> Stream:

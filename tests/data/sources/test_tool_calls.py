@@ -5,8 +5,7 @@ import json
 import pytest
 
 from granite_scu.config.errors import UserError
-from granite_scu.data.sources.samples import as_document
-from granite_scu.data.sources.tool_calls import with_regular_calls
+from granite_scu.data.sources.samples import as_document, with_regular_calls
 
 
 def regular(*messages):

@@ -11,8 +11,7 @@ import torch
 from rounding import OF_SMALL, rounding
 
 from granite_scu.config.settings import BaseConfig
-from granite_scu.evaluation.bpt.passes import score_windows
-from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut
+from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut, score_windows
 from granite_scu.model import loading
 from granite_scu.model.adapters import load_adapted
 
@@ -63,7 +62,7 @@ def test_it_is_the_plain_loop(model, corpus, max_length, stride):
 def test_it_depends_on_neither_the_batch_size_nor_the_padding(model, corpus, batch_size, monkeypatch):
     reference = scored(model, corpus)
     assert scored(model, corpus, batch_size=batch_size) == pytest.approx(reference, rel=rounding(OF_SMALL))
-    monkeypatch.setattr("granite_scu.evaluation.bpt.passes.MULTIPLE", 50)
+    monkeypatch.setattr("granite_scu.evaluation.bpt.windows.MULTIPLE", 50)
     assert scored(model, corpus, batch_size=batch_size) == pytest.approx(reference, rel=rounding(OF_SMALL))
 
 
@@ -106,6 +105,6 @@ def test_too_little_memory_says_what_to_change(model, corpus, monkeypatch):
     def exhausted(*args):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("granite_scu.evaluation.bpt.passes.token_nats", exhausted)
+    monkeypatch.setattr("granite_scu.evaluation.bpt.windows.token_nats", exhausted)
     with pytest.raises(RunFailed, match="3 windows of 16 tokens; set --batch-size below 3"):
         scored(model, corpus)

@@ -104,7 +104,7 @@ def test_of_a_conversation_what_the_assistant_says_is_scored(tokenizer):
 def test_tokens_of_a_prompt_are_no_labels(tokenizer):
     from granite_scu.config.settings import IGNORED
     from granite_scu.data.sources.samples import as_document
-    from granite_scu.evaluation.bpt.passes import batches
+    from granite_scu.evaluation.bpt.windows import batches
 
     chats = [as_document("chat", {"prompt": "What is it?", "completion": "A thing."}, "text")]
     corpus = as_corpus("corpus", chats, encode(chats, tokenizer), tokenizer)

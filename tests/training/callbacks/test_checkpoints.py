@@ -8,7 +8,7 @@ from granite_scu.config.errors import Stopped
 from granite_scu.storage.checkpoint import AdapterCheckpointIO
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.callbacks.checkpoints import Checkpoints, has_ended
-from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.callbacks.throughput import Stopwatch
 from granite_scu.training.module import GraniteModule
 
 

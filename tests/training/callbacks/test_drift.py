@@ -17,7 +17,7 @@ from granite_scu.evaluation.general_text import Document, GeneralText, batches
 from granite_scu.model.drift import Drift, GeneralPart
 from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.shannon_control import ShannonControl
-from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.callbacks.throughput import Stopwatch
 from granite_scu.training.controller import drift_law, with_bounds
 
 FAST = {"learning_rate": 1e-2}

@@ -6,12 +6,11 @@ import lightning as L
 import pytest
 
 from granite_scu import control
-from granite_scu.control.diagnostics.effect import Effect
-from granite_scu.control.diagnostics.equilibrium import Decision, Equilibrium
+from granite_scu.control.diagnostics.equilibrium import Decision, Effect, Equilibrium
 from granite_scu.training.callbacks.equilibrium import EquilibriumStop
 from granite_scu.training.callbacks.final_score import stop_reason
 from granite_scu.training.callbacks.shannon_control import ShannonControl
-from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.callbacks.throughput import Stopwatch
 from granite_scu.training.trainer import TimeLimit
 
 

@@ -10,7 +10,7 @@ from granite_scu.config.settings import OptimizerConfig
 from granite_scu.control.diagnostics.reachability import Reachability
 from granite_scu.training.callbacks.reachability import ReachabilityMonitor
 from granite_scu.training.callbacks.shannon_control import ControlTick, ShannonControl
-from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.callbacks.throughput import Stopwatch
 from granite_scu.training.learning_rate import PlannedRates
 
 CONSTANT = OptimizerConfig(learning_rate=1e-3, schedule="constant", warmup_steps=0)

@@ -8,7 +8,7 @@ from granite_scu.config.errors import Diverged
 from granite_scu.control.laws.base import AdapterBenefit
 from granite_scu.control.loop import SKIPPED_IN_A_ROW
 from granite_scu.training.callbacks.shannon_control import ShannonControl
-from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.callbacks.throughput import Stopwatch
 
 # A prior and a rate with which S comes within reach of the setpoint in a few steps.
 PRIOR = {"sigma": 0.02, "n_tokens": 1000}

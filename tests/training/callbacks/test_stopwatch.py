@@ -1,7 +1,7 @@
 import pytest
 
-from granite_scu.training.callbacks import stopwatch
-from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.callbacks import throughput as stopwatch
+from granite_scu.training.callbacks.throughput import Stopwatch
 
 
 @pytest.fixture
