@@ -9,7 +9,8 @@ from typing import Any
 import jsonargparse
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import EarlyStopping, Timer
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -78,6 +79,21 @@ class TimeLimit(Timer):
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if (trainer.fit_loop.total_batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             super().on_train_batch_end(trainer, *args, **kwargs)
+
+
+class OwnPatience(EarlyStopping):
+    """Lightning's, which would have a continued run keep the patience that it began with."""
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        super().load_state_dict(state_dict | {"patience": self.patience})
+
+    def on_train_batch_start(self, *_) -> None:
+        self.stopping_reason = EarlyStoppingReason.NOT_STOPPED  # a run that makes another step continues
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why this ended the run; None where it did not."""
+        return None if self.stopping_reason is EarlyStoppingReason.NOT_STOPPED else "early_stopping"
 
 
 def build_trainer(
