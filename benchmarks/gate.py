@@ -16,7 +16,7 @@ from typing import Any
 
 from granite_scu.cli import exit_codes
 from granite_scu.config.errors import RunFailed
-from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
+from granite_scu.hardware.detection import peak_memory, reset_peak_memory
 
 GIB = 2**30
 PATIENCE = 20

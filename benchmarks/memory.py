@@ -33,8 +33,8 @@ from benchmarks.training import Case
 from granite_scu.cli import exit_codes
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.hardware import MARGIN, Device, presets
-from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
-from granite_scu.hardware.precision import SHORT_PRECISIONS, resolve_precision
+from granite_scu.hardware.detection import peak_memory, reset_peak_memory
+from granite_scu.hardware.machine import SHORT_PRECISIONS, resolve_precision
 
 STEPS = 2
 """Adam has its moments after the first."""

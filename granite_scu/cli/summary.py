@@ -10,7 +10,7 @@ from granite_scu.cli.console import print_facts
 from granite_scu.config.settings import RunConfig
 from granite_scu.control.units import counted, duration, per_cent
 from granite_scu.evaluation.bpt.report import shown_answers
-from granite_scu.storage.run_folder import ANSWERS, LAST_ADAPTER, TRAINING_CONFIG, read_json
+from granite_scu.storage.run_folder import ANSWERS, LAST_ADAPTER, TRAINING_CONFIG, read_if_there
 from granite_scu.training.callbacks.samples import MAX_SECONDS
 from granite_scu.viz import adapter_size
 from granite_scu.viz.run_folder import read_validations
@@ -62,11 +62,11 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console, chats
         "folder": str(folder),
     }
     print_facts("done", {name: fact for name, fact in facts.items() if fact is not None}, console)
-    records = read_json(folder / ANSWERS)["answers"] if (folder / ANSWERS).is_file() else []
+    records = read_if_there(folder / ANSWERS).get("answers", [])
     for line in shown_answers(records[:SHOWN], ("base", "adapter")):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     validations, _ = read_validations(folder, summary)
-    settings = read_json(folder / TRAINING_CONFIG) if (folder / TRAINING_CONFIG).is_file() else {}
+    settings = read_if_there(folder / TRAINING_CONFIG)
     found = verdict(summary, lower_rate(settings), validations=validations)
     for line in found.sentences:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -11,9 +11,8 @@ from typing import Any, cast
 
 from granite_scu.control.laws.auto import START, AutoSetpoint
 from granite_scu.control.laws.base import Controller, Measurement, Output
-from granite_scu.control.laws.open_loop import Cosine, Fixed, Linear, NoControl, OpenLoop
+from granite_scu.control.laws.open_loop import Cosine, Fixed, Linear, NoControl, OpenLoop, Replay
 from granite_scu.control.laws.pi import PI
-from granite_scu.control.laws.replay import Replay
 
 __all__ = [
     "CONTROLLERS",

@@ -7,9 +7,7 @@ there, the rest is held too; docs/guides/keep-what-it-knows.md has figures. Anot
 """
 
 import hashlib
-import json
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +31,7 @@ from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.encoding import backend_of, beginning, token_ids
 from granite_scu.evaluation.answers import Noise, continuations, ends_of
 from granite_scu.evaluation.general_text import AUTO, Document, GeneralText, read
+from granite_scu.storage.kept import cache_folder, digest_of
 
 log = logging.getLogger(__name__)
 
@@ -131,10 +130,8 @@ def place_of(
         "template": templates.checksum(tokenizer),
         "how": [tokens, seed, BATCH, MAX_OF_QUESTION, MAX_OF_TEXT, *openings],
     }
-    name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     with suppress(RuntimeError):  # this user has no home folder
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "granite-scu").expanduser()
-        return folder / f"general-{name}.jsonl"
+        return cache_folder() / f"general-{digest_of(facts)}.jsonl"
     return None
 
 

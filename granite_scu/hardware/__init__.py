@@ -5,9 +5,8 @@ from typing import Any
 
 _PUBLIC = {
     "detection": ("GIB", "MARGIN", "Device", "detect", "detect_all", "least_capable"),
-    "measuring": ("matmul_tflops",),
-    "peaks": ("Peak", "peak_flops"),
-    "precision": ("resolve_accelerator", "resolve_precision", "set_tf32"),
+    "peaks": ("Peak", "matmul_tflops", "peak_flops"),
+    "machine": ("resolve_accelerator", "resolve_precision", "set_tf32"),
 }
 """The public names by the module that each is in."""
 

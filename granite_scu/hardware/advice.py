@@ -11,8 +11,8 @@ from rich.table import Table
 from granite_scu.config.settings import SHORT_PRECISIONS, BaseConfig, DataConfig, LoraConfig, TrainerConfig
 from granite_scu.hardware import presets
 from granite_scu.hardware.detection import GIB, MARGIN, detect
+from granite_scu.hardware.machine import resolve_precision
 from granite_scu.hardware.nvml import driver, why_no_cuda
-from granite_scu.hardware.precision import resolve_precision
 from granite_scu.hardware.torch_build import dotted
 
 Predictor = Callable[[BaseConfig, LoraConfig, int, int, str, str], int]

@@ -1,10 +1,13 @@
-"""The device that a process trains on, as torch sees it, and the processor cores that others leave it.
+"""The device that a process trains on, as torch sees it, the processor cores that others leave it, and the
+memory that the process takes.
 
 Threads that share a core wait for one another: under OpenMP a product is done when its last thread is, and a thread
 whose core is taken comes late to each. On two cores, two threads beside another busy process train at a quarter of the
 free speed, and one thread at more than half of it.
 """
 
+import ctypes
+import gc
 import math
 import os
 import platform
@@ -159,3 +162,36 @@ def _time_of(process: psutil.Process) -> float:
     except psutil.Error:  # it has ended
         return 0.0
     return times.user + times.system
+
+
+def reset_peak_memory(device: str) -> int | None:
+    """Forget the peak of this process's memory so far; returns the bytes in use now, None where nothing tells."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    if not Path("/proc/self/status").is_file():
+        return None
+    # What was freed goes back to the system, or the work would use it unseen.
+    ctypes.CDLL(None).malloc_trim(0)
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:  # a sandbox may refuse it, and the peak would be an older one
+        return None
+    return _status("VmRSS")
+
+
+def peak_memory(device: str) -> int | None:
+    """Most bytes in use since ``reset_peak_memory``: of the CUDA allocator, or resident in a CPU's memory."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    # Not getrusage's ru_maxrss, which a new program inherits from the process that started it.
+    return _status("VmHWM") if Path("/proc/self/status").is_file() else None
+
+
+def _status(name: str) -> int | None:
+    """A line of /proc/self/status, in bytes; None where the kernel, or what stands for one, has no such line."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)

@@ -1,12 +1,15 @@
 """The fastest that a device can multiply matrices, which model FLOPs utilisation (MFU) is a share of."""
 
+import functools
+import math
 import re
+import time
 from dataclasses import dataclass
 
 import torch
 
 from granite_scu.hardware.detection import Device
-from granite_scu.hardware.measuring import matmul_tflops
+from granite_scu.hardware.machine import taking_tf32
 
 
 @dataclass(frozen=True)
@@ -88,3 +91,38 @@ def printed_peak(device: Device, precision: str, tf32: bool = False) -> Peak | N
 def _measured(device: str, precision: str, tf32: bool) -> float:
     dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision, torch.float32)
     return matmul_tflops(device, dtype, tf32=tf32) * 1e12
+
+
+@functools.cache
+def matmul_tflops(device: str, dtype: torch.dtype, seconds: float = 0.05, tf32: bool = False) -> float:
+    """The rate of large square matrix products, in units of 1e12 operations a second; measured once in a process.
+
+    Of the fastest products: what others take of the machine meanwhile is none of its own limits.
+
+    Args:
+        device: ``cpu`` or ``cuda``, where to measure.
+        dtype: element type of the factors.
+        seconds: how long to measure; at least one product is timed.
+        tf32: whether products of fp32 are taken in TF32.
+    """
+    size, burst = (4096, 10) if device == "cuda" else (1024, 1)
+    with torch.inference_mode(), taking_tf32(tf32):
+        # Zeros would draw less power and so run faster; the seed of the run is left alone.
+        generator = torch.Generator(device).manual_seed(0)
+        factor = torch.randn(size, size, device=device, dtype=dtype, generator=generator)
+        product = factor @ factor  # the first product loads the kernel
+        _synchronize(device)
+        begin = start = time.perf_counter()
+        fastest = math.inf
+        while start - begin < seconds:
+            for _ in range(burst):  # a GPU kept busy across products, not waiting for each one's launch
+                torch.mm(factor, factor, out=product)
+            _synchronize(device)
+            end = time.perf_counter()
+            fastest, start = min(fastest, end - start), end
+    return 2 * size**3 * burst / fastest / 1e12
+
+
+def _synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

@@ -10,8 +10,7 @@ from transformers import PretrainedConfig
 
 from granite_scu.config.settings import LoraConfig
 from granite_scu.model import adapters, loading
-from granite_scu.model.versions import versions
-from granite_scu.storage.kept import kept
+from granite_scu.storage.kept import code_versions, kept
 
 RECURRENT = ("linear_attention", "mamba", "mamba2")
 """What configurations call layers that are no attention."""
@@ -54,7 +53,7 @@ def measure(
         adapted: (out, in, rank) of each adapted matrix, where the adapters are there already.
     """
     config = loading.known_config(name)
-    key = [versions(), config.to_json_string(), loading.weights_here(name, config), repr(lora), block_size]
+    key = [code_versions(), config.to_json_string(), loading.weights_here(name, config), repr(lora), block_size]
     shapes = None if adapted is None else [list(matrix) for matrix in adapted]
     return kept("sizes.json", [*key, shapes], lambda: asdict(_count(name, lora, block_size, adapted)), _size)
 

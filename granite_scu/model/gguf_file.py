@@ -7,7 +7,6 @@ import functools
 import glob
 import hashlib
 import logging
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from granite_scu.config.errors import UserError
 from granite_scu.model.base_files import INDEX, SINGLE, check_kind, check_report, head_of
 from granite_scu.storage.atomic import errors_of_rust, remove, replacing
+from granite_scu.storage.kept import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def dequantised(file: Path, name: str) -> Path:
 def _dequantised(file: Path, size: int, changed: int, name: str) -> Path:
     key = hashlib.sha256(f"{file}\n{size}\n{changed}".encode()).hexdigest()[:16]
     try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "granite-scu", "gguf").expanduser()
+        cache = cache_folder() / "gguf"
     except RuntimeError as error:
         raise UserError(f"--model {name}: this user has no home folder for its weights; set XDG_CACHE_HOME") from error
     folder = cache / f"{file.stem}-{key}"

@@ -28,8 +28,7 @@ from granite_scu.model.compilation import decoder_layers
 from granite_scu.model.mamba2 import mamba
 from granite_scu.model.mamba2.mamba import HYBRID
 from granite_scu.model.mamba2.tiling import describing
-from granite_scu.model.versions import versions
-from granite_scu.storage.kept import kept
+from granite_scu.storage.kept import code_versions, kept
 
 FOUR_BIT_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in nf4 with double quantisation: a byte of scale for 64 of them, and an fp32 for 256 scales
@@ -101,7 +100,7 @@ def predict(config: PretrainedConfig, setting: Setting) -> Footprint:
     most = max(2, SIMULATED // setting.block_size)
     if setting.batch_size > most:
         return _extrapolated(config, setting, most)
-    key = [versions(), config.to_json_string(), repr(setting)]
+    key = [code_versions(), config.to_json_string(), repr(setting)]
     return kept("memory.json", key, lambda: asdict(_simulate(config, setting)), _footprint)
 
 

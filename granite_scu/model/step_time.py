@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from granite_scu.model import loading, loss, memory
 from granite_scu.model.compilation import decoder_layers
 from granite_scu.model.mamba2.mamba import HYBRID
-from granite_scu.model.versions import versions
-from granite_scu.storage.kept import kept
+from granite_scu.storage.kept import code_versions, kept
 
 WORK, FEWEST_TOKENS = 4e9, 256
 """Weights times tokens of the measured step, a quarter of a second on a slow core; and tokens that it has at least."""
@@ -55,7 +54,7 @@ def on_cpu(config: PretrainedConfig, setting: memory.Setting, machine: Sequence[
         setting: how it is trained.
         machine: what is known of it, as JSON has it: its processor's name and the number of threads.
     """
-    key = [versions(), list(machine), config.to_json_string(), repr(setting)]
+    key = [code_versions(), list(machine), config.to_json_string(), repr(setting)]
     begun: list[float] = []
 
     def find() -> dict[str, float]:

@@ -5,6 +5,8 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +20,16 @@ MAX_ENTRIES = 500
 
 _unkept: dict[tuple[str, str], Any] = {}
 """What this process has found and could not keep: a home folder may be read-only."""
+
+
+def cache_folder() -> Path:
+    """Where this user's programs keep what they can make again. Raises RuntimeError where there is no home folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "granite-scu").expanduser()
+
+
+def digest_of(value: Any) -> str:
+    """A name for a value, as JSON has it: 32 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def kept(
@@ -35,8 +47,9 @@ def kept(
             found.
         keep: asked behind ``find``, whether its answer is worth keeping.
     """
-    place = _place(file)
-    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+    place, name = None, digest_of(key)
+    with suppress(RuntimeError):
+        place = cache_folder() / file
     for entries in (_entries(place), {name: _unkept.get((file, name))}):
         with suppress(KeyError, TypeError, ValueError):
             return read(entries[name])
@@ -66,7 +79,11 @@ def _entries(place: Path | None) -> dict[str, Any]:
     return {}
 
 
-def _place(file: str) -> Path | None:
-    with suppress(RuntimeError):
-        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "granite-scu", file).expanduser()
-    return None
+@cache
+def code_versions() -> dict[str, str]:
+    """The code that a model is made and simulated by, for what is kept for that code alone: the versions of the
+    libraries, and a checksum of our own code of models and of their settings."""
+    package = Path(__file__).parents[1]
+    sources = sorted(file for folder in ("config", "model") for file in (package / folder).rglob("*.py"))
+    ours = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()
+    return {"granite_scu": ours} | {name: version(name) for name in ("torch", "transformers", "peft")}

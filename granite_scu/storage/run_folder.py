@@ -280,6 +280,12 @@ def read_json(path: Path, content: bytes | None = None, kind: type = dict) -> An
     return value
 
 
+def read_if_there(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where the file is missing. Raises UserError where it is damaged."""
+    found: dict[str, Any] = read_json(path) if path.is_file() else {}
+    return found
+
+
 def unreadable(path: Path, error: OSError | ValueError) -> UserError:
     """What there is to say of a file that ``read_file`` cannot read."""
     return UserError(f"{path}: cannot be read ({error.strerror if isinstance(error, OSError) else error})")

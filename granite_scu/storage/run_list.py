@@ -15,6 +15,7 @@ from granite_scu.storage.run_folder import (
     METRICS,
     TRAINING_CONFIG,
     RunFolder,
+    read_if_there,
     read_json,
 )
 
@@ -85,7 +86,7 @@ def summarise(path: Path) -> Summary:
     """
     only_files(path)
     training, control = read_json(path / TRAINING_CONFIG), read_json(path / CONTROL_CONFIG)
-    metrics = read_json(path / METRICS) if (path / METRICS).is_file() else {}
+    metrics = read_if_there(path / METRICS)
     history = RunFolder(path).read_history()
     last = history[-1] if history else {}
     base, adapter = metrics.get("base_test_bpt"), metrics.get("adapter_test_bpt")

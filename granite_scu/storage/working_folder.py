@@ -7,7 +7,7 @@ import glob
 import os
 from pathlib import Path
 
-from granite_scu.storage.run_folder import TRAINING_CONFIG, read_json
+from granite_scu.storage.run_folder import TRAINING_CONFIG, read_if_there
 
 RECORDED = "working_folder"
 """Its field in ``training_config.json``."""
@@ -31,8 +31,7 @@ def as_seen_from_here(path: str, run: Path) -> str:
         path: as the settings have it.
         run: the run folder.
     """
-    file = run / TRAINING_CONFIG
-    recorded = read_json(file).get(RECORDED) if file.is_file() else None
+    recorded = read_if_there(run / TRAINING_CONFIG).get(RECORDED)
     if not isinstance(recorded, str) or Path(path).expanduser().is_absolute():
         return path
     started_in = Path(os.path.normpath(run.resolve() / recorded))

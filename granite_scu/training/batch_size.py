@@ -16,8 +16,8 @@ from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.request import Request
 from granite_scu.control.slopes import SlopeSensor
 from granite_scu.hardware import GIB
+from granite_scu.hardware.detection import peak_memory, reset_peak_memory
 from granite_scu.hardware.machine import Machine
-from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
 from granite_scu.storage.checkpoint import AdapterCheckpointIO
 from granite_scu.training import memory_budget
 from granite_scu.training.module import GraniteModule

@@ -13,7 +13,7 @@ from granite_scu.control import AUTO, CONTROLLERS, PI, AutoSetpoint
 from granite_scu.model import base_digest
 from granite_scu.storage import manifest
 from granite_scu.storage.provenance import versions
-from granite_scu.storage.run_folder import TRAINING_CONFIG, RunFolder, read_json
+from granite_scu.storage.run_folder import TRAINING_CONFIG, RunFolder, read_if_there
 from granite_scu.storage.working_folder import as_seen_from_here
 from granite_scu.training.callbacks.checkpoints import has_ended
 from granite_scu.training.module import GraniteModule
@@ -119,8 +119,7 @@ def check_base(resume: Resume, name: str) -> None:
 
 def _recorded(resume: Resume) -> dict[str, Any]:
     """What the checkpoint's run says of itself; nothing where the checkpoint was moved out of its folder."""
-    file = resume.path.parent / TRAINING_CONFIG
-    return read_json(file) if file.is_file() else {}
+    return read_if_there(resume.path.parent / TRAINING_CONFIG)
 
 
 def _warn_of_newer(resume: Resume) -> None:

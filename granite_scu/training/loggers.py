@@ -21,7 +21,7 @@ from huggingface_hub import constants
 from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 
 from granite_scu.config.progress import say
-from granite_scu.storage.run_folder import LOGGER_RUNS, read_json
+from granite_scu.storage.run_folder import LOGGER_RUNS, read_if_there
 from granite_scu.training.output_folder import is_main, scu_config
 from granite_scu.training.prepared_run import PreparedRun
 
@@ -114,7 +114,7 @@ def logging_to(loggers: Sequence[RunLogger], run: PreparedRun) -> Iterator[None]
         yield
         return
     file, status = run.folder.path / LOGGER_RUNS, "failed"
-    known = read_json(file) if file.is_file() else {}
+    known = read_if_there(file)
     settings = {**yaml.safe_load(run.request.yaml), "scu_config": scu_config(run)}
     for logger in loggers:
         name, offline = run.folder.path.resolve().name, run.request.run.logger_offline

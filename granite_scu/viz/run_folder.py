@@ -12,11 +12,23 @@ import numpy as np
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.untrusted_input import read_file
-from granite_scu.storage.run_folder import ANSWERS, ELSEWHERE, EVALUATION, SAMPLES, STOPPED, read_json, unreadable
+from granite_scu.storage.run_folder import (
+    ANSWERS,
+    CONTROL_CONFIG,
+    ELSEWHERE,
+    EVALUATION,
+    HISTORY,
+    HISTORY_LINES,
+    METRICS,
+    SAMPLES,
+    STOPPED,
+    TRAINING_CONFIG,
+    RunFolder,
+    read_if_there,
+    unreadable,
+)
 from granite_scu.viz.adapter_size import FIELDS
 
-FINISHED = "scu_history.json"
-UNFINISHED = "scu_history.jsonl"
 LOG = "logs/training.log"
 GPU_LOG = "logs/cuda_optimized_training.log"
 """The log file of a run on a CPU, and on a GPU; a run that has moved from one to the other has both."""
@@ -149,16 +161,18 @@ def read_run(path: str | Path) -> Run:
         UserError: the folder holds no run, no tick is recorded yet, or a file in it is damaged.
     """
     folder = Path(path)
-    finished = (folder / FINISHED).is_file()
-    if not finished and not (folder / UNFINISHED).is_file():
-        reason = f"has neither {FINISHED} nor {UNFINISHED}" if folder.is_dir() else "no such folder"
+    finished = (folder / HISTORY).is_file()
+    if not finished and not (folder / HISTORY_LINES).is_file():
+        reason = f"has neither {HISTORY} nor {HISTORY_LINES}" if folder.is_dir() else "no such folder"
         raise UserError(f"{folder}: {reason}; name the --output-dir of a run")
-    history = _read_list(folder / FINISHED) if finished else _read_lines(folder / UNFINISHED)
+    history = RunFolder(folder).read_history()
+    if not all(map(_is_record, history)):
+        raise UserError(f"{folder / (HISTORY if finished else HISTORY_LINES)}: not records of ticks, each with a step")
     if not history:
         raise UserError(f"{folder}: no tick is recorded yet; the first comes after --control-every optimizer steps")
-    names = ("scu_config.json", "scu_metrics.json", "training_config.json", EVALUATION)
-    config, metrics, settings, evaluation = (_read_object(folder / name) for name in names)
-    shown = (_read_object(folder / name) for name in (STOPPED, SAMPLES, ANSWERS, ELSEWHERE))
+    names = (CONTROL_CONFIG, METRICS, TRAINING_CONFIG, EVALUATION)
+    config, metrics, settings, evaluation = (read_if_there(folder / name) for name in names)
+    shown = (read_if_there(folder / name) for name in (STOPPED, SAMPLES, ANSWERS, ELSEWHERE))
     validations, drifts = read_validations(folder, metrics)
     warnings, chosen = _read_log(folder)
     return Run(
@@ -181,22 +195,6 @@ def read_measured_run(path: str | Path) -> Run:
             f"the log file in {run.path / 'logs'} may say why (a loss that is not finite: lower --learning-rate)"
         )
     return run
-
-
-def _read_list(file: Path) -> list[dict[str, Any]]:
-    records = read_json(file, kind=list)
-    if not all(map(_is_record, records)):
-        raise UserError(f"{file}: not a list of records with a step")
-    return records
-
-
-def _read_lines(file: Path) -> list[dict[str, Any]]:
-    """The appended records. A line without its end is one being written, or torn by a crash: it is left out."""
-    *lines, _ = _content(file).split(b"\n")
-    records = [read_json(Path(f"{file}:{number}"), line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not all(map(_is_record, records)):
-        raise UserError(f"{file}: not one record with a step in each line")
-    return records
 
 
 _Validated = tuple[tuple[int, float], ...]
@@ -263,10 +261,6 @@ def _is_record(value: Any) -> bool:
         and isinstance(value.get("step"), int)
         and all(isinstance(each, str | int | float | None) for each in value.values())
     )
-
-
-def _read_object(file: Path) -> dict[str, Any]:
-    return read_json(file) if file.is_file() else {}
 
 
 def _content(file: Path) -> bytes:

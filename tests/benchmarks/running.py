@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
+from granite_scu.hardware.detection import peak_memory, reset_peak_memory
 
 ROOT = Path(__file__).parents[2]
 KNOWS_PEAKS = None not in (reset_peak_memory("cpu"), peak_memory("cpu"))

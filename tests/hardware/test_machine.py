@@ -10,7 +10,7 @@ from granite_scu import hardware
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig, RunConfig, TrainerConfig
 from granite_scu.hardware import machine
-from granite_scu.hardware.precision import taking_tf32
+from granite_scu.hardware.machine import taking_tf32
 
 TRAINER = dict(vars(TrainerConfig()))
 SHARED = RunConfig(multi_gpu=True, fsdp=True)

@@ -2,8 +2,9 @@
 
 import devices
 import pytest
+import torch
 
-from granite_scu.hardware import peak_flops
+from granite_scu.hardware import matmul_tflops, peak_flops
 
 
 @pytest.mark.parametrize(
@@ -57,3 +58,13 @@ def test_a_cpu_is_measured_once():
     peak = peak_flops(devices.CPU, "32-true")
     assert 1e8 < peak.flops < 1e15 and peak.source.startswith("measured")
     assert peak_flops(devices.CPU, "32-true") == peak
+
+
+def test_the_rate_of_matrix_products_is_measured():
+    assert 1e-4 < matmul_tflops("cpu", torch.float32, seconds=0.01) < 1e3
+
+
+def test_measuring_leaves_the_runs_randomness_alone():
+    before = torch.get_rng_state()
+    matmul_tflops("cpu", torch.float32, seconds=0.001)
+    assert torch.equal(before, torch.get_rng_state())

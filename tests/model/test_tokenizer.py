@@ -7,7 +7,7 @@ import pytest
 
 from granite_scu.config.errors import UserError
 from granite_scu.model import finding, loading
-from granite_scu.model.tokenizer import read_tokenizer
+from granite_scu.model.loading import read_tokenizer
 
 
 @pytest.fixture

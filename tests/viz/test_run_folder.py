@@ -40,7 +40,7 @@ def test_a_damaged_log_is_named(cut_off):
     [
         ("logs/csv/metrics.csv", "step,val_bpt\n1," + "x" * 200_000 + "\n", r"metrics\.csv: not the CSV log of a run"),
         ("scu_history.jsonl", '{"step": 1' + "0" * 400 + "}\n", "a number of 401 digits"),
-        ("scu_history.jsonl", '{"step": 1, "s_ema": [1]}\n', "not one record with a step in each line"),
+        ("scu_history.jsonl", '{"step": 1, "s_ema": [1]}\n', "not records of ticks, each with a step"),
         ("scu_metrics.json", '{"final_val_bpt": 1' + "0" * 400 + "}", "a number of 401 digits"),
     ],
 )

@@ -5,7 +5,6 @@ as a whole, under a lock: of two runs that prepare the same text one waits for t
 preparation has written is taken up again.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.untrusted_input import parse_json
 from granite_scu.data.tokens.stream import ARRAYS, OF_DOCUMENTS, Corpus, StoredArray, in_pieces
 from granite_scu.storage.atomic import ensure_folder, replacing, take_place
+from granite_scu.storage.kept import digest_of
 
 _log = logging.getLogger(__name__)
 
@@ -44,9 +44,7 @@ SAVED_EVERY = 32
 
 def key_of(facts: dict[str, Any], version: int | None = None) -> str:
     """The name of what these facts determine, in this version of the layout or in another."""
-    return hashlib.sha256(
-        json.dumps([VERSION if version is None else version, facts], sort_keys=True).encode()
-    ).hexdigest()[:32]
+    return digest_of([VERSION if version is None else version, facts])
 
 
 def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Corpus]], n_vocabulary: int) -> Corpus:

@@ -23,6 +23,7 @@ from granite_scu.data.tokens.chat import DAY, Renderer
 from granite_scu.data.tokens.encoding import backend_of, encoded, with_bar
 from granite_scu.data.tokens.stream import Corpus
 from granite_scu.storage.atomic import replacing
+from granite_scu.storage.kept import cache_folder
 
 SAID_APART = 8
 """Sources of which each has a line about how it was read; of more there is one line for all."""
@@ -61,8 +62,7 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     }
     facts = request | {"contents": contents}
     key = cache.key_of(facts)
-    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "granite-scu"
-    folder = Path(config.cache_dir or default).expanduser()  # a home folder is asked for where it is needed alone
+    folder = Path(config.cache_dir).expanduser() if config.cache_dir else cache_folder()
     last = folder / f"{cache.key_of(request)}.last"
     renderer = Renderer(tokenizer, config.loss_on, config.control_tokens)
 

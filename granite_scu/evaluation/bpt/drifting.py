@@ -16,7 +16,7 @@ from granite_scu.evaluation import general_text
 from granite_scu.evaluation.bpt.subjects import Subject
 from granite_scu.model.adapters import Switch
 from granite_scu.model.drift import READ_AT_ONCE, Drift, GeneralPart, Trained
-from granite_scu.storage.run_folder import GENERAL, METRICS, TRAINING_CONFIG, read_json
+from granite_scu.storage.run_folder import GENERAL, METRICS, TRAINING_CONFIG, read_if_there, read_json
 
 
 class Drifts:
@@ -55,7 +55,7 @@ class Drifts:
             batches = general_text.batches(text.parts().held_out, READ_AT_ONCE, padding_of(self.tokenizer))
             moved = drift_between(model, base, switches[name], batches, autocast)
             found = moved._asdict() | {"share": moved.share}
-            metrics = read_json(run / METRICS) if (run / METRICS).is_file() else {}
+            metrics = read_if_there(run / METRICS)
             self.found[name] = found | {key: metrics.get("drift", {}).get(key) for key in ("budget", "within")}
 
 

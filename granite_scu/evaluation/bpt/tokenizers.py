@@ -11,7 +11,7 @@ from granite_scu.data.tokens import templates
 from granite_scu.data.tokens.encoding import beginning
 from granite_scu.evaluation.bpt.subjects import Subject
 from granite_scu.model import loading
-from granite_scu.model.tokenizer import read_tokenizer
+from granite_scu.model.loading import read_tokenizer
 
 SAMPLE = 200_000
 """Characters of the texts on which tokenizers are compared."""
