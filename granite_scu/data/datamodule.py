@@ -79,14 +79,6 @@ class TextDataModule(LightningDataModule):
         self.rows: int | None = None
         self.model_name = ""
 
-    def start_at(self, batch: int) -> None:
-        """Continue training after so many micro-batches of each rank."""
-        self.start_batch = batch
-
-    def release_trainer(self) -> None:
-        """Let go of the Trainer, which keeps the model, and the model the device's memory."""
-        self.trainer = None
-
     def with_batch_size(self, size: int) -> "TextDataModule":
         """The same prepared data in other micro-batches."""
         other = copy.copy(self)
@@ -142,7 +134,7 @@ class TextDataModule(LightningDataModule):
         most = min(most or MAX_BLOCK, MAX_BLOCK)
         if longest > most:
             raise UserError(f"--data-dir {config.named}: {n_long}, and {self.model_name} takes {most:,}; {others}")
-        size = min(rounded_block(longest), most)
+        size = min(-(-longest // 64) * 64, most)  # a multiple of 64, as products like them
         if asked_for:
             raise UserError(
                 f"--block-size {config.block_size}: {n_long}, and conversations are not cut; --block-size {size} holds "
@@ -436,11 +428,6 @@ def tail_held_out(whole: Blocks, config: DataConfig) -> dict[str, Blocks]:
             f"{_more_text(whole.n_inputs, least)}, or --held-out-share 0, which holds nothing out"
         )
     return {name: whole.select(numbers) for name, numbers in by_block(len(whole), each).items()}
-
-
-def rounded_block(tokens: int) -> int:
-    """A block size with room for so many tokens: a multiple of 64, as products like them."""
-    return -(-tokens // 64) * 64
 
 
 def _check_kinds(config: DataConfig, corpus: Corpus, splits: list[str]) -> None:

@@ -349,11 +349,8 @@ def continuations(
         logits_processor=LogitsProcessorList([noise] if noise else []),
         **plain,
     )[:, time_of_prompt:].tolist()
-    return [_through_end(row, set(ends)) for row in found]
-
-
-def _through_end(row: list[int], ends: set[int]) -> list[int]:
-    return row[: next((at + 1 for at, token in enumerate(row) if token in ends), len(row))]
+    stops = (next((at + 1 for at, token in enumerate(row) if token in ends), len(row)) for row in found)
+    return [row[:stop] for row, stop in zip(found, stops, strict=True)]
 
 
 def text_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:

@@ -86,7 +86,7 @@ def general_text(
         UserError: the template ends no turn, or the model writes nothing that can be used.
     """
     rows = len(model.get_input_embeddings().weight)
-    openings = _first_words(questions)
+    openings = [" ".join(question.split()[:FIRST_WORDS]) for question in questions if question.strip()]
     if (known := kept(place := place_of(tokenizer, tokens, seed, base, openings), tokenizer, rows)) is not None:
         return known
     began = time.monotonic()
@@ -133,11 +133,6 @@ def place_of(
     with suppress(RuntimeError):  # this user has no home folder
         return cache_folder() / f"general-{digest_of(facts)}.jsonl"
     return None
-
-
-def _first_words(questions: Sequence[str]) -> list[str]:
-    """What a question of the model's own may begin with: as often as questions that are trained on do."""
-    return [" ".join(question.split()[:FIRST_WORDS]) for question in questions if question.strip()]
 
 
 def write(

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from granite_scu.config.errors import UserError
 from granite_scu.export.publish import model_card
-from granite_scu.storage.run_folder import TRAINING_CONFIG, RunFolder
+from granite_scu.storage.run_folder import MODEL_CARD, TRAINING_CONFIG, RunFolder
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def present(folder: Path) -> None:
     """Write the picture, the report and the model card of a finished run."""
     picture(folder)
     report(folder)
-    model_card.write_model_card(folder)
+    RunFolder(folder).write_text(MODEL_CARD, model_card.model_card(model_card.gather(folder)))
 
 
 def picture(folder: Path) -> None:

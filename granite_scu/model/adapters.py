@@ -117,16 +117,14 @@ def attach(model: nn.Module, config: LoraConfig) -> peft.PeftModel:
         use_rslora=config.rslora,
         lora_dropout=config.dropout,
         target_modules=targets,
-        target_parameters=_named_in_a_layer(experts.require(model)) if config.experts else None,
+        # As PEFT looks for stacks of experts in every layer, such as experts.down_proj.
+        target_parameters=sorted({".".join(name.split(".")[-2:]) for name in experts.require(model)})
+        if config.experts
+        else None,
         bias="none",
         task_type="CAUSAL_LM",
     )
     return _with_our_products(peft.get_peft_model(model, lora, adapter_name=ADAPTER))
-
-
-def _named_in_a_layer(stacks: Mapping[str, Any]) -> list[str]:
-    """The names of experts' stacks as PEFT looks for them in every layer, such as ``experts.down_proj``."""
-    return sorted({".".join(name.split(".")[-2:]) for name in stacks})
 
 
 def read_config(folder: Path) -> peft.PeftConfig:

@@ -44,7 +44,11 @@ def adding_to(folder: Path) -> Iterator[Path]:
             yield beside
             sync_tree(beside)
             places = {file: folder / file.relative_to(beside) for file in beside.rglob("*") if file.is_file()}
-            changed = {file: place for file, place in places.items() if not _is_same(file, place)}
+            changed = {
+                file: place
+                for file, place in places.items()
+                if not (place.is_file() and filecmp.cmp(file, place, shallow=False))
+            }
             for file, place in changed.items():
                 ensure_folder(place.parent)
                 file.replace(place)
@@ -139,7 +143,3 @@ def _located(temporary: Path, path: Path) -> Iterator[None]:
     except OSError as error:  # of a write that failed, the system does not say where
         error.filename = str(error.filename or path).replace(str(temporary), str(path))
         raise
-
-
-def _is_same(file: Path, place: Path) -> bool:
-    return place.is_file() and filecmp.cmp(file, place, shallow=False)

@@ -75,21 +75,16 @@ def prove(run: PreparedRun) -> PreparedRun:
                 *(size, request.data.block_size, request.trainer["accumulate_grad_batches"]),
                 *(taken / GIB, allowed / GIB, predicted / GIB),
             )
-            return replace(tried, request=_as_asked_for(request))
+            # As if it had been given, also in the YAML that the run folder keeps.
+            found = {
+                "data.batch_size": size,
+                "trainer.accumulate_grad_batches": request.trainer["accumulate_grad_batches"],
+                "run.auto_batch_size": False,
+            }
+            return replace(tried, request=request.with_values(found))
         took = "more than there is" if taken is None else f"{taken / GIB:.2f} GiB"
         log.info("--auto-batch-size: %d x %d tokens take %s", size, request.data.block_size, took)
     raise RunFailed(f"--auto-batch-size: not even one block fits; {memory_budget.advice(request, run.machine)}")
-
-
-def _as_asked_for(request: Request) -> Request:
-    """The request as if its batch size had been given, also in the YAML that the run folder keeps."""
-    return request.with_values(
-        {
-            "data.batch_size": request.data.batch_size,
-            "trainer.accumulate_grad_batches": request.trainer["accumulate_grad_batches"],
-            "run.auto_batch_size": False,
-        }
-    )
 
 
 class _Tick(L.Callback):
@@ -145,7 +140,7 @@ def _short_training(run: PreparedRun, steps: int, eval_steps: int, callbacks: li
             )
             fit(trainer, module, run.data, None)
         finally:
-            run.data.release_trainer()
+            run.data.trainer = None  # which keeps the model, and that the memory of the device
             module = trainer = None
             gc.collect()
             if run.machine.accelerator == "cuda":

@@ -272,12 +272,8 @@ def _control(text: Text | None, cut: Cut, given: Mapping[str, Any], blocks: int,
     if steps < every * MIN_TICKS:
         why = f"it takes {every * MIN_TICKS} steps to find the adapter's best size, and the run has {steps}"
     elif cut.validation < blocks or few:
-        found = f"{counted(cut.held_out, 'conversation' if few else 'document')} to validate on {_is(cut.held_out)}"
-        why = f"{found} too few for it to follow" if cut.held_out else "nothing is held out"
+        found, are = counted(cut.held_out, "conversation" if few else "document"), "is" if cut.held_out == 1 else "are"
+        why = f"{found} to validate on {are} too few for it to follow" if cut.held_out else "nothing is held out"
     else:
         return [ticks]
     return [ticks, Choice("control.controller", "none", f"plain LoRA, no controller: {why}")]
-
-
-def _is(count: int) -> str:
-    return "is" if count == 1 else "are"

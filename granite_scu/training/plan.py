@@ -263,13 +263,10 @@ def _length(facts: dict[str, Any]) -> str:
     steps = counted(facts["steps"], "step")
     if facts["first_step"]:
         steps = f"{steps}, of which {facts['first_step']:,} are done"
-    passes = "" if facts["passes"] is None else f", {_three_digits(facts['passes'])} passes over the data"
+    n = facts["passes"]
+    passes = "" if n is None else f", {n:{',.0f' if n >= 100 else '.3g'}} passes over the data"
     learned = "" if facts["learned_tokens"] is None else f", {facts['learned_tokens']:,} of them learned"
     return f"{steps}: {facts['tokens']:,} tokens{learned}{passes}"
-
-
-def _three_digits(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _memory(facts: dict[str, Any]) -> str:

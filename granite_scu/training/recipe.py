@@ -148,7 +148,7 @@ def train(
             if run.resume:
                 with attribute_errors_to_checkpoint(run.resume):
                     module.on_load_checkpoint(run.resume.state)
-                    run.data.start_at(run.resume.state["micro_batches"])
+                    run.data.start_batch = run.resume.state["micro_batches"]
 
             # Only now is the folder touched: a request that is refused loses nothing.
             if is_main():

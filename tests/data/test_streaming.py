@@ -46,7 +46,7 @@ def config_of(*sources, **fields):
 def streamed(tokenizer, *sources, seed=0, start=0, rank=None, **fields):
     data = StreamedDataModule(config_of(*sources, **fields), seed)
     data.prepare(tokenizer)
-    data.start_at(start)
+    data.start_batch = start
     if rank is not None:
         data.trainer = SimpleNamespace(global_rank=rank, world_size=2)
     return data

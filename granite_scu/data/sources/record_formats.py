@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from granite_scu.control.units import counted
 from granite_scu.data.sources.documents import ASSISTANT, ROLES
 from granite_scu.data.sources.formats import Record
 
@@ -172,14 +173,11 @@ def in_words(counts: Mapping[str, int], has_template: bool) -> str:
     >>> in_words({"alpaca": 51760, "text": 1}, has_template=True)
     'read as Alpaca: 51,760 conversations; as text: 1 document'
     """
-    parts = [f"as {LABELS[name]}: {count:,} {_noun(name)}{'s' * (count != 1)}" for name, count in counts.items()]
+    nouns = {name: "document" if name == TEXT else "conversation" for name in counts}
+    parts = [f"as {LABELS[name]}: {counted(count, nouns[name])}" for name, count in counts.items()]
     plain = "alpaca" in counts and not has_template
     without = "; the tokenizer has no chat template, so Alpaca's own prompt (### Instruction: ...) is written"
     return f"read {'; '.join(parts)}{without if plain else ''}"
-
-
-def _noun(name: str) -> str:
-    return "document" if name == TEXT else "conversation"
 
 
 def turns(system: str, user: str, assistant: str) -> list[dict[str, str]]:

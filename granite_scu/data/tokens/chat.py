@@ -278,7 +278,7 @@ class Renderer:
         return [
             self._place(shown, i, places, endings)
             for i in conversation.said
-            if not _is_left_out(conversation.messages[i], marked.shows(i, rendered))
+            if marked.shows(i, rendered) or any(map(conversation.messages[i].get, ("content", "tool_calls")))
         ]
 
     def _place(self, shown: "_Beginnings", i: int, places: dict[int, Places], endings: list[str]) -> tuple[int, int]:
@@ -449,11 +449,6 @@ class _Beginnings:
 
 def _reason(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _is_left_out(message: dict[str, Any], is_shown: bool) -> bool:
-    """Whether all that a message says is a thought that the template drops."""
-    return not (is_shown or message.get("content") or message.get("tool_calls"))
 
 
 def _is_shown(sign: str, text: Text, rendered: str) -> bool:

@@ -80,7 +80,8 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
 
     found = cache.prepared(folder, key, make, len(tokenizer))
     if _remembered(last) != contents:  # in a folder that others fill it is theirs to do
-        _remember(last, contents)
+        with contextlib.suppress(OSError), replacing(last) as temporary:
+            temporary.write_text(json.dumps(contents), encoding="utf-8")
     if not found.n_documents:
         raise no_text(config.sources)
     check_documents(config, found)
@@ -189,8 +190,3 @@ def _remembered(path: Path) -> Any:
         return parse_json(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError):
         return None
-
-
-def _remember(path: Path, facts: Any) -> None:
-    with contextlib.suppress(OSError), replacing(path) as temporary:
-        temporary.write_text(json.dumps(facts), encoding="utf-8")

@@ -20,10 +20,8 @@ from granite_scu.storage.run_folder import (
     CONTROL_CONFIG,
     EVALUATION,
     METRICS,
-    MODEL_CARD,
     TRAINING_CONFIG,
     WEIGHTS,
-    RunFolder,
     read_json,
 )
 from granite_scu.viz.run_folder import read_validations
@@ -35,11 +33,6 @@ _FACTS = (
     *("evaluation", "license", "repo_id", "revision", "model_type", "chats", "lower_rate", "validations"),
 )
 """What a card may tell besides the base model."""
-
-
-def write_model_card(folder: Path) -> None:
-    """Write the model card of a finished run into its folder, from the files there."""
-    RunFolder(folder).write_text(MODEL_CARD, model_card(gather(folder)))
 
 
 def gather(folder: Path) -> dict[str, Any]:

@@ -306,6 +306,6 @@ def test_a_stream_of_records_continues_exactly(chatting, config, tmp_path, caplo
     data.prepare(chatting)
     assert "read as Alpaca: 30 conversations; as ShareGPT: 30 conversations; as text: 1 document" in caplog.messages
     whole = [batch["input_ids"].tolist() for batch in data.upcoming(0, 6)]
-    data.start_at(3)
+    data.start_batch = 3
     rest = [batch["input_ids"].tolist() for batch, _ in zip(data.train_dataloader(), range(3), strict=False)]
     assert rest == whole[3:]
