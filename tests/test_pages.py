@@ -77,7 +77,7 @@ def read_by_users() -> dict[str, str]:
     read[contributing] = re.sub(r"^- .*: \*.*\*$", "", read[contributing], flags=re.MULTILINE)
     for path in sorted((ROOT / "granite_scu").rglob("*.py")):
         read[str(path)] = "\n".join(said_in(path) + explained_in(path))
-    return read | {"--help": "\n".join(flag.help for section in flags.SECTIONS.values() for flag in section)}
+    return read | {"--help": "\n".join(flag.help for flag in flags.FLAGS.values())}
 
 
 @pytest.mark.parametrize("word", unused_words())

@@ -12,7 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from granite_scu.cli.command_table import BY_NAME
-from granite_scu.config.flags import DEFAULTS, MEANINGS, SECTIONS
+from granite_scu.config.flags import DEFAULTS, FLAGS, MEANINGS
 from granite_scu.hardware.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
@@ -106,7 +106,7 @@ def _help(name: str) -> str:
 
 def configuration() -> str:
     """Every key with its flag, default and meaning."""
-    flags = {flag.key: flag for section in SECTIONS.values() for flag in section}
+    flags = {flag.key: flag for flag in FLAGS.values()}
     lines = [
         "# Configuration",
         "",

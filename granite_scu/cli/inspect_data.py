@@ -56,19 +56,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of training that concern the text, and what is shown of it."""
     parser.add_argument("what", metavar="inspect", type=_what, help="counts, lengths and samples of a text")
     parser.add_argument("files", nargs="*", metavar="FILE", help="texts, as --data-dir")
-    known = {flag.name: flag for section in flags.SECTIONS.values() for flag in section}
     for title, names in SETTINGS.items():
         group = parser.add_argument_group(title)
         if title == "text":
             group.add_argument("--model", metavar="NAME",
                                help=f"whose tokenizer and template (default: {DEFAULT_MODEL})")  # fmt: skip
         for name in names:
-            dest = known[name].key.removeprefix("data.")
-            group.add_argument(name, dest=dest, default=argparse.SUPPRESS, **script_flags.argument(known[name]))
+            dest = flags.FLAGS[name].key.removeprefix("data.")
+            group.add_argument(name, dest=dest, default=argparse.SUPPRESS, **script_flags.argument(flags.FLAGS[name]))
     general = parser.add_argument_group("general text, on which drift is measured")
     general.add_argument("--general", action="store_true", help="show it instead: what the model writes by itself, or "
                          "what is taken of FILE; a run's is RUN/general.jsonl")  # fmt: skip
-    tokens = known["--general-tokens"]
+    tokens = flags.FLAGS["--general-tokens"]
     general.add_argument(tokens.name, default=tokens.default, **script_flags.argument(tokens))
     general.add_argument("--seed", type=int, default=SEED, metavar="INT", help=f"of a run (default: {SEED})")
     output = parser.add_argument_group("output")

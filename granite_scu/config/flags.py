@@ -1,11 +1,11 @@
 """The table of the flags of ``granite-scu train``: each stands for one dotted key of the configuration.
 
-Type, choices, default and meaning of a flag are those of the configuration's field and of its line in the docstring;
-the table says what differs. ``cli.script_flags`` makes the parser of the table, and translates.
+Name, type, choices, default and meaning of a flag are those of the configuration's field and of its line in the
+docstring; ``_SHOWN`` says what differs. ``cli.script_flags`` makes the parser of the table, and translates.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -88,35 +88,29 @@ def _of_law(setting: str) -> str | None:
     return f"the controller's own; {name}'s: {WORKED_OUT[setting] if default is None else default}"
 
 
-def _flag(
-    name: str,
-    key: str,
-    kind: Callable[[str], Any] | None = None,
-    help: str = "",
-    default: Any = None,
-    choices: tuple[str, ...] = (),
-) -> Flag:
-    """A flag; what is not given is the configuration's."""
-    group, _, setting = key.partition(".")
-    hint = HINTS.get(key)
+def _flag(key: str) -> Flag:
+    """The flag of a dotted key."""
+    name, hint = CALLED[key], HINTS[key]
     options = [option for option in (get_args(hint) or (hint,)) if option is not NoneType]
     many = any(get_origin(option) is list for option in options)
-    if get_origin(hint) is Literal:
-        kind, choices = str, get_args(hint)
+    kind, choices, default = options[0], get_args(hint) if get_origin(hint) is Literal else (), DEFAULTS[key]
+    help = MEANINGS[key].partition("; null ")[0].rstrip(".").replace("``", "")
+    if choices:
+        kind = str
     elif hint == (bool | None):
-        kind, choices, default = str, tuple(SWITCH_OR_AUTO), "auto"
-        help = MEANINGS[key].replace("null", "auto")
+        kind, choices, default, help = str, tuple(SWITCH_OR_AUTO), "auto", MEANINGS[key].replace("null", "auto")
+    elif {float, str} <= {*options}:
+        kind = share
     elif many:
         kind = get_args(options[0])[0]
-    if default is None:
-        default = DEFAULTS.get(key)
-    if default is None and group == "control":
-        default = _of_law(setting)
-    help = help or MEANINGS[key].partition("; null ")[0].rstrip(".").replace("``", "")
-    if name in NUMBER_OF_ITS_OWN:
-        help += f" ({NUMBER_OF_ITS_OWN[name]} when no number is given)"
-    return Flag(name, key, kind or options[0], help, default, choices, many)
+    if default is None and key.startswith("control."):
+        default = _of_law(key.partition(".")[2])
+    flag = replace(Flag(name, key, kind, help, default, choices, many), **_SHOWN.get(key, {}))
+    number = NUMBER_OF_ITS_OWN.get(name)
+    return replace(flag, help=f"{flag.help} ({number} when no number is given)") if number else flag
 
+
+_FIELDS = {f"{group}.{each.name}": each for group, kind in SETTINGS.items() for each in fields(kind)}
 
 HINTS = {f"{group}.{name}": hint for group, kind in SETTINGS.items() for name, hint in get_type_hints(kind).items()}
 """The type of every dotted key of the groups."""
@@ -128,133 +122,119 @@ MEANINGS = {
 }
 """What the docstrings say of them."""
 
-DEFAULTS: dict[str, Any] = {
-    f"{group}.{field.name}": field.default for group, kind in SETTINGS.items() for field in fields(kind)
-}
+DEFAULTS: dict[str, Any] = {key: each.default for key, each in _FIELDS.items()}
 """The default of every dotted key."""
 
-SECTIONS: dict[str, tuple[Flag, ...]] = {
+CALLED = {key: name for key, each in _FIELDS.items() if "." not in (name := config.name_of(each))}
+"""The flag of every dotted key that has one."""
+
+_SHOWN: dict[str, dict[str, Any]] = {
+    "data.path": {"default": "wikitext-2 from the hub"},
+    "data.validation_data": {"default": "held out of --data-dir"},
+    "data.test_data": {"default": "held out of --data-dir, or --validation-data"},
+    "data.held_out_share": {"default": "20% of text, 10% of conversations"},
+    "data.weights": {"default": "1 each"},
+    "data.cache_dir": {"default": "~/.cache/granite-scu"},
+    "lora.adapter": {"default": "none: a new one"},
+    "trainer.max_steps": {
+        "default": f"as the data fill, {config.DEFAULT_STEPS} at most; off when --num-epochs is given alone",
+        "help": "optimizer steps; with --num-epochs, whichever is reached first",
+    },
+    "data.batch_size": {"default": f"{config.DataConfig.batch_size}, {FEWER}"},
+    "data.eval_batch_size": {"default": "--batch-size"},
+    "trainer.accumulate_grad_batches": {"default": f"{config.TrainerConfig.accumulate_grad_batches}, {FEWER}"},
+    "data.block_size": {
+        "default": f"{config.DataConfig.block_size}, {FEWER}",
+        "help": "tokens in a block; also --max-length",
+    },
+    "data.chat_template": {"default": "the model's"},
+    "data.chat_template_args": {"default": "none"},
+    "data.system": {"default": "none: the template's own"},
+    "optimizer.learning_rate": {"default": "by the model's width"},
+    "optimizer.warmup_steps": {"default": "a twentieth of the run, 50 at most"},
+    "lora.rank": {"default": config.DEFAULT_RANK},
+    "lora.alpha": {"default": config.DEFAULT_ALPHA},
+    "lora.targets": {"default": "all"},
+    "trainer.precision": {
+        "kind": str,
+        "choices": tuple(PRECISIONS),
+        "default": "auto",
+        "help": "of the products; auto chooses the best of the device",
+    },
+    "run.memory_fraction": {"default": "what is needed"},
+    "trainer.deterministic": {"kind": bool},
+    "run.gpus": {"default": "one, or all with --multi-gpu"},
+    "control.controller": {
+        "help": f"the law that sets lambda: {', '.join(CONTROLLERS)}; or a class, package.module:Class"
+    },
+    "control.target_s": {
+        "help": "setpoint S* as a share, such as 0.1 or 10%; auto finds it during the run, from the slope of the "
+        "held-out loss"
+    },
+    "control.every": {"default": "10, fewer in a short run"},
+    "control.controller_args": {"default": "none"},
+    "prior.n_tokens": {"default": "supervised tokens of the training set"},
+    "run.save_steps": {"default": "half of the run, 500 at most"},
+    "run.resume": {
+        "help": "checkpoint folder; last: the newest intact one in --output-dir; auto: the same, or from the beginning "
+        "where there is none. Settings not given are those of the run that is continued, and without --output-dir it "
+        "continues in its own folder"
+    },
+    "run.eval_steps": {"default": "a fifth to a tenth of the run, 200 at most"},
+    "run.logger": {"choices": config.LOGGERS},
+}
+"""What the help shows of a flag otherwise than the docstring, the type and the default of its setting say."""
+
+_ORDER: dict[str, tuple[str, ...]] = {
     "model, data and run folder": (
-        _flag("--model", "base.name"),
-        _flag("--data-dir", "data.path", default="wikitext-2 from the hub"),
-        _flag("--validation-data", "data.validation_data", default="held out of --data-dir"),
-        _flag("--test-data", "data.test_data", default="held out of --data-dir, or --validation-data"),
-        _flag("--held-out-share", "data.held_out_share", share, default="20% of text, 10% of conversations"),
-        _flag("--data-weights", "data.weights", default="1 each"),
-        _flag("--text-column", "data.text_column"),
-        _flag("--record-format", "data.record_format"),
-        _flag("--encoding", "data.encoding"),
-        _flag("--split-seed", "data.split_seed"),
-        _flag("--cache-dir", "data.cache_dir", default="~/.cache/granite-scu"),
-        _flag("--stream", "data.stream"),
-        _flag("--output-dir", "run.output_dir"),
-        _flag("--overwrite", "run.overwrite"),
-        _flag("--adapter", "lora.adapter", default="none: a new one"),
-        _flag("--seed", "seed_everything", int, "seed of everything random", config.SEED),
+        *("base.name", "data.path", "data.validation_data", "data.test_data", "data.held_out_share", "data.weights"),
+        *("data.text_column", "data.record_format", "data.encoding", "data.split_seed", "data.cache_dir"),
+        *("data", "run.output_dir", "run.overwrite", "lora.adapter"),
     ),
-    "length of the run": (
-        _flag("--max-steps", "trainer.max_steps", help="optimizer steps; with --num-epochs, whichever is reached first",
-              default=f"as the data fill, {config.DEFAULT_STEPS} at most; off when --num-epochs is given alone"),
-        _flag("--num-epochs", "data.num_epochs"),
-        _flag("--max-time", "trainer.max_time"),
-    ),
+    "length of the run": ("trainer.max_steps", "data.num_epochs", "trainer.max_time"),
     "batch, learning rate and adapter": (
-        _flag("--batch-size", "data.batch_size", default=f"{config.DataConfig.batch_size}, {FEWER}"),
-        _flag("--eval-batch-size", "data.eval_batch_size", default="--batch-size"),
-        _flag("--gradient-accumulation-steps", "trainer.accumulate_grad_batches",
-              default=f"{config.TrainerConfig.accumulate_grad_batches}, {FEWER}"),
-        _flag("--block-size", "data.block_size", help="tokens in a block; also --max-length",
-              default=f"{config.DataConfig.block_size}, {FEWER}"),
-        _flag("--loss-on", "data.loss_on"),
-        _flag("--chat-template", "data.chat_template", default="the model's"),
-        _flag("--chat-template-args", "data.chat_template_args", default="none"),
-        _flag("--system", "data.system", default="none: the template's own"),
-        _flag("--control-tokens", "data.control_tokens"),
-        _flag("--packing", "data.packing"),
-        _flag("--on-long", "data.on_long"),
-        _flag("--isolate-documents", "data.isolate_documents"),
-        _flag("--learning-rate", "optimizer.learning_rate", default="by the model's width"),
-        _flag("--lr-scheduler", "optimizer.schedule"),
-        _flag("--warmup-steps", "optimizer.warmup_steps", default="a twentieth of the run, 50 at most"),
-        _flag("--gradient-clip", "optimizer.gradient_clip"),
-        _flag("--adam-beta2", "optimizer.beta2"),
-        _flag("--lora-r", "lora.rank", default=config.DEFAULT_RANK),
-        _flag("--lora-alpha", "lora.alpha", default=config.DEFAULT_ALPHA),
-        _flag("--rslora", "lora.rslora"),
-        _flag("--lora-dropout", "lora.dropout", share),
-        _flag("--lora-targets", "lora.targets", default="all"),
-        _flag("--lora-experts", "lora.experts"),
+        *("data.batch_size", "data.eval_batch_size", "trainer.accumulate_grad_batches", "data.block_size"),
+        *("data.loss_on", "data.chat_template", "data.chat_template_args", "data.system", "data.control_tokens"),
+        *("data.packing", "data.on_long", "data.isolate_documents", "optimizer", "lora"),
     ),
     "precision and speed": (
-        _flag("--precision", "trainer.precision", str, "of the products; auto chooses the best of the device", "auto",
-              tuple(PRECISIONS)),
-        _flag("--4bit-quantization", "base.quantize_4bit"),
-        _flag("--torch-compile", "base.compile"),
-        _flag("--compile-mode", "base.compile_mode"),
-        _flag("--gradient-checkpointing", "base.gradient_checkpointing"),
-        _flag("--attn", "base.attention"),
-        _flag("--kernels", "base.kernels"),
-        _flag("--memory-fraction", "run.memory_fraction", share, default="what is needed"),
-        _flag("--tf32", "run.tf32"),
-        _flag("--num-workers", "data.num_workers"),
-        _flag("--prefetch-factor", "data.prefetch_factor"),
-        _flag("--deterministic", "trainer.deterministic", bool),
+        *("trainer.precision", "base.quantize_4bit", "base.compile", "base.compile_mode"),
+        *("base.gradient_checkpointing", "base", "run.memory_fraction", "run.tf32", "data.num_workers"),
+        *("data.prefetch_factor", "trainer"),
     ),
-    "devices": (
-        _flag("--accelerator", "trainer.accelerator", choices=("auto", "cpu", "cuda")),
-        _flag("--multi-gpu", "run.multi_gpu"),
-        _flag("--gpus", "run.gpus", default="one, or all with --multi-gpu"),
-        _flag("--auto-batch-size", "run.auto_batch_size"),
-        _flag("--fsdp", "run.fsdp"),
-    ),
+    "devices": ("trainer.accelerator", "run.multi_gpu", "run.gpus", "run.auto_batch_size", "run.fsdp"),
     "controller": (
-        _flag("--controller", "control.controller", help="the law that sets lambda: "
-              f"{', '.join(CONTROLLERS)}; or a class, package.module:Class"),
-        _flag("--target-s", "control.target_s", share, "setpoint S* as a share, such as 0.1 or 10%; "
-              "auto finds it during the run, from the slope of the held-out loss"),
-        _flag("--kp", "control.kp"),
-        _flag("--ki", "control.ki"),
-        _flag("--control-every", "control.every", default="10, fewer in a short run"),
-        _flag("--lambda-init", "control.lambda_init"),
-        _flag("--lambda-min", "control.lambda_min"),
-        _flag("--lambda-max", "control.lambda_max"),
-        _flag("--prior-sigma", "prior.sigma"),
+        *("control.controller", "control.target_s", "control.kp", "control.ki", "control.every"),
+        *("control.lambda_init", "control.lambda_min", "control.lambda_max", "prior.sigma"),
     ),
-    "what the model keeps": (
-        _flag("--max-drift", "drift.max_drift", share),
-        _flag("--general-data", "drift.general_data"),
-        _flag("--general-tokens", "drift.general_tokens"),
-    ),
+    "what the model keeps": ("drift",),
     "checkpoints, validation and stopping": (
-        _flag("--save-steps", "run.save_steps", default="half of the run, 500 at most"),
-        _flag("--keep", "run.keep"),
-        _flag("--resume-from-checkpoint", "run.resume", help="checkpoint folder; last: the newest intact one in "
-              "--output-dir; auto: the same, or from the beginning where there is none. Settings not given are those "
-              "of the run that is continued, and without --output-dir it continues in its own folder"),
-        _flag("--eval-steps", "run.eval_steps", default="a fifth to a tenth of the run, 200 at most"),
-        _flag("--eval-iters", "trainer.limit_val_batches"),
-        _flag("--samples", "run.samples"),
-        _flag("--logging-steps", "trainer.log_every_n_steps"),
-        _flag("--logger", "run.logger", choices=config.LOGGERS),
-        _flag("--early-stopping", "run.early_stopping"),
-        _flag("--stop-at-equilibrium", "run.stop_at_equilibrium"),
+        *("run.save_steps", "run.keep", "run.resume", "run.eval_steps", "trainer.limit_val_batches", "run.samples"),
+        *("trainer.log_every_n_steps", "run"),
     ),
-    "research: other controllers, and what they measure": (
-        _flag("--ema-alpha", "control.ema_alpha", share),
-        _flag("--deadband", "control.deadband"),
-        _flag("--lambda-end", "control.lambda_end"),
-        _flag("--replay", "control.replay"),
-        _flag("--controller-args", "control.controller_args", default="none"),
-        _flag("--measure", "control.measure"),
-        _flag("--actuator", "control.actuator"),
-        _flag("--n-tokens", "prior.n_tokens", default="supervised tokens of the training set"),
-    ),
-}  # fmt: skip
+    "research: other controllers, and what they measure": ("control", "prior"),
+}
+"""The order of flags in the help, by sections; a group stands for those of its settings that are named nowhere."""
 
-NAMES = {flag.key: flag.name for section in SECTIONS.values() for flag in section}
+
+def _keys(named: tuple[str, ...]) -> list[str]:
+    everywhere = {key for keys in _ORDER.values() for key in keys}
+    rest = {name: [key for key in CALLED if key.startswith(f"{name}.") and key not in everywhere] for name in named}
+    return [key for name in named for key in (rest[name] if name in SETTINGS else [name])]
+
+
+_SEED = Flag("--seed", "seed_everything", int, "seed of everything random", config.SEED)
+SECTIONS = {title: tuple(map(_flag, _keys(named))) for title, named in _ORDER.items()}
+SECTIONS["model, data and run folder"] += (_SEED,)
+"""The flags, by the sections of the help."""
+
+FLAGS = {flag.name: flag for section in SECTIONS.values() for flag in section}
+"""The flags by name."""
+
+NAMES = {flag.key: flag.name for flag in FLAGS.values()}
 """The flag of each dotted key that has one."""
 
-KEYS = {name: key for key, name in NAMES.items()}
+KEYS = {flag.name: flag.key for flag in FLAGS.values()}
 """The dotted key that each flag is another name of."""
 
 COMMONEST = (

@@ -10,10 +10,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from datetime import timedelta
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.untrusted_input import parse_json
@@ -65,6 +65,88 @@ SET_BY_THE_RUN = {
     "limit_train_batches": "--max-steps",
 }
 """Arguments of Lightning's Trainer that follow from other settings, and which those are."""
+
+
+_Rule: TypeAlias = tuple[Callable[[Any], bool], str]
+"""What values a setting may have, and how to say it."""
+
+MAX_COUNT = 10**12
+"""Steps, tokens and whatever else is counted: more is a slip, and no float or index takes every number."""
+
+MAX_BATCH, MAX_BLOCK = 2**20, 2**18
+"""Blocks on a device and tokens in a block: no device there is has room for more, and each is looked at in turn."""
+
+MIN_GENERAL, MAX_GENERAL = 1024, 2**20
+"""Tokens of general text: a quarter of fewer is too noisy to steer by; more says nothing more and takes long."""
+
+MAX_SAVE_STEPS = 500
+"""Optimizer steps between two checkpoints of a long run."""
+
+MAX_WORKERS = 256
+"""Loader processes: tokens are read faster than any device takes them, and each process costs a start and memory."""
+
+_POSITIVE: _Rule = (
+    lambda value: 1e-12 <= value <= 1e15,
+    "must be positive and finite, from 1e-12 to 1e15",
+)
+_NOT_NEGATIVE: _Rule = (lambda value: 0 <= value < math.inf, "must be finite and not negative")
+_SHARE: _Rule = (lambda value: 0 < value <= 1, "must be in (0, 1]")
+_BELOW_1: _Rule = (lambda value: 0 <= value < 1, "must be in [0, 1)")
+_BETWEEN_0_AND_1: _Rule = (lambda value: 0 < value < 1, "must lie between 0 and 1")
+
+
+def _at_least(least: int, unit: str = "", most: int = MAX_COUNT) -> _Rule:
+    return lambda value: least <= value <= most, f"must be at least {least}{unit}, and at most {most:,}"
+
+
+def check(valid: bool, flag: str, value: object, remedy: str) -> None:
+    """Refuse a value of a flag, with what to do, unless it is valid. Raises UserError."""
+    if not valid:
+        text = str(value)
+        raise UserError(f"{flag} {text if len(text) <= 300 else f'{text[:60]}...'}: {remedy}")
+
+
+def share(value: float | str) -> float:
+    """A share as a number, of 0.1 or 10%. Raises ValueError where it is neither."""
+    text = str(value)
+    number = float(f"{float(text.removesuffix('%')) / 100:.12g}") if text.endswith("%") else float(text)
+    if not math.isfinite(number):
+        raise ValueError("is not finite")
+    return number
+
+
+def setting(default: Any, name: str = "", rule: _Rule | None = None) -> Any:
+    """A field that is called otherwise than its flag, or has a rule of its own.
+
+    Args:
+        default: its value where nobody gives one.
+        name: its flag, or where it has none its dotted key, as ``--group.key``.
+        rule: that its value keeps to; null is what a setting without a value has.
+    """
+    return field(default=default, metadata={"name": name, "rule": rule})
+
+
+def name_of(setting: Field[Any]) -> str:
+    """What a setting is called on the command line: its flag, or its dotted key where it has none."""
+    return setting.metadata.get("name") or f"--{setting.name.replace('_', '-')}"
+
+
+class Group:
+    """Settings: making them makes numbers of shares, and refuses a value that its field's rule does not allow."""
+
+    def __post_init__(self) -> None:
+        for each in fields(cast(Any, self)):
+            given = value = getattr(self, each.name)
+            if value is None or value == each.default == "auto":
+                continue
+            if each.type in (float | str, float | str | None):
+                words = f"is no share, such as 10% or 0.1{', and not auto' if each.default == 'auto' else ''}"
+                try:
+                    object.__setattr__(self, each.name, value := share(value))
+                except ValueError:
+                    check(False, name_of(each), given, words)
+            if rule := each.metadata.get("rule"):
+                check(rule[0](value), name_of(each), given, rule[1])
 
 
 def is_path(text: str) -> bool:
@@ -153,7 +235,7 @@ def check_system(prompt: str) -> str:
 
 
 @dataclass(frozen=True)
-class BaseConfig:
+class BaseConfig(Group):
     """The frozen model.
 
     Attributes:
@@ -169,17 +251,17 @@ class BaseConfig:
         compile_mode: mode of torch.compile; max-autotune without CUDA graphs.
     """
 
-    name: str = "ibm-granite/granite-4.0-h-1b"
-    quantize_4bit: bool = False
-    attention: Literal["sdpa", "eager", "flash_attention_2", "auto"] = "auto"
+    name: str = setting("ibm-granite/granite-4.0-h-1b", "--model")
+    quantize_4bit: bool = setting(False, "--4bit-quantization")
+    attention: Literal["sdpa", "eager", "flash_attention_2", "auto"] = setting("auto", "--attn")
     kernels: Literal["auto", "torch", "cuda", "hub"] = "auto"
     gradient_checkpointing: bool | None = None
-    compile: bool | None = None
+    compile: bool | None = setting(None, "--torch-compile")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
 
 
 @dataclass(frozen=True)
-class LoraConfig:
+class LoraConfig(Group):
     """The adapter: delta W = scale B A on every targeted matrix, with scale = alpha / rank.
 
     Attributes:
@@ -195,23 +277,20 @@ class LoraConfig:
             moves it.
     """
 
-    rank: int | None = None
-    alpha: float | None = None
+    rank: int | None = setting(None, "--lora-r", _at_least(1))
+    alpha: float | None = setting(None, "--lora-alpha", _POSITIVE)
     rslora: bool = False
-    dropout: float | str = 0.0
-    experts: bool = False
-    targets: list[str] | str | None = None
+    dropout: float | str = setting(0.0, "--lora-dropout", _BELOW_1)
+    experts: bool = setting(False, "--lora-experts")
+    targets: list[str] | str | None = setting(None, "--lora-targets")
     adapter: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.targets is not None:
             names = [name.strip() for part in listed(self.targets) for name in part.split(",") if name.strip()]
             check(bool(names), "--lora-targets", "''", "is empty; give attention, mlp, mamba, all or names of layers")
             object.__setattr__(self, "targets", None if names == ["all"] else names)
-        _require(_at_least(1), {"--lora-r": self.rank})
-        _require(_POSITIVE, {"--lora-alpha": self.alpha})
-        _read_shares(self, dropout="--lora-dropout")
-        _require((lambda value: 0 <= value < 1, "must be in [0, 1)"), {"--lora-dropout": self.dropout})
         without = "adapters of experts have no dropout; leave out one of --lora-dropout and --lora-experts"
         check(not (self.experts and self.dropout), "--lora-dropout", self.dropout, without)
 
@@ -229,7 +308,7 @@ class LoraConfig:
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Group):
     """AdamW, by default without weight decay: the penalty that lambda steers is the only regularisation.
 
     Attributes:
@@ -241,18 +320,12 @@ class OptimizerConfig:
         weight_decay: AdamW's own decay of A and B, which no controller steers; for comparison.
     """
 
-    learning_rate: float | None = None
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_steps: int | None = None
-    beta2: float = 0.999
-    gradient_clip: float = 1.0
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        _require(_POSITIVE, {"--learning-rate": self.learning_rate})
-        _require(_at_least(0), {"--warmup-steps": self.warmup_steps, "--gradient-clip": self.gradient_clip})
-        _require(_BETWEEN_0_AND_1, {"--adam-beta2": self.beta2})
-        _require(_NOT_NEGATIVE, {"optimizer.weight_decay": self.weight_decay})
+    learning_rate: float | None = setting(None, rule=_POSITIVE)
+    schedule: Literal["cosine", "linear", "constant"] = setting("cosine", "--lr-scheduler")
+    warmup_steps: int | None = setting(None, rule=_at_least(0))
+    beta2: float = setting(0.999, "--adam-beta2", _BETWEEN_0_AND_1)
+    gradient_clip: float = setting(1.0, rule=_at_least(0))
+    weight_decay: float = setting(0.0, "--optimizer.weight_decay", _NOT_NEGATIVE)
 
     def resolved(self) -> "OptimizerConfig":
         """With the guides' values for nulls, where no data have settled them."""
@@ -263,7 +336,7 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
-class PriorConfig:
+class PriorConfig(Group):
     """What ParamBPT is measured against.
 
     Attributes:
@@ -272,15 +345,12 @@ class PriorConfig:
             null takes the supervised tokens of the training set.
     """
 
-    sigma: float = 0.02
-    n_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        _require(_POSITIVE, {"--prior-sigma": self.sigma, "--n-tokens": self.n_tokens})
+    sigma: float = setting(0.02, "--prior-sigma", _POSITIVE)
+    n_tokens: int | None = setting(None, rule=_POSITIVE)
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Group):
     """The text and how it is cut.
 
     Attributes:
@@ -325,22 +395,24 @@ class DataConfig:
             larger than the disk.
     """
 
-    path: list[str] | str | None = None
+    path: list[str] | str | None = setting(None, "--data-dir")
     validation_data: list[str] | str | None = None
     test_data: list[str] | str | None = None
-    held_out_share: float | str | None = None
+    held_out_share: float | str | None = setting(
+        None, rule=(_BELOW_1[0], "must be at least 0 and less than 100%: the rest is trained on")
+    )
     text_column: str = "text"
     record_format: Literal[
         "auto", "text", "messages", "prompt-completion", "alpaca", "sharegpt", "input-output", "question-answer"
     ] = "auto"
     encoding: str = "utf-8"
-    block_size: int = 1024
-    batch_size: int = 8
-    eval_batch_size: int | None = None
-    num_epochs: float | None = None
-    num_workers: int = 0
-    prefetch_factor: int = 2
-    weights: list[float] | None = None
+    block_size: int = setting(1024, rule=_at_least(8, " tokens", MAX_BLOCK))
+    batch_size: int = setting(8, rule=_at_least(1, most=MAX_BATCH))
+    eval_batch_size: int | None = setting(None, rule=_at_least(1, most=MAX_BATCH))
+    num_epochs: float | None = setting(None, rule=_POSITIVE)
+    num_workers: int = setting(0, rule=_at_least(0, most=MAX_WORKERS))
+    prefetch_factor: int = setting(2, rule=_at_least(1))
+    weights: list[float] | None = setting(None, "--data-weights")
     chat_template: str | None = None
     chat_template_args: list[str] | None = None
     system: str = ""
@@ -351,24 +423,19 @@ class DataConfig:
     split_seed: int = 0
     cache_dir: str | None = None
     isolate_documents: bool = True
-    train_tokens: int | None = None
+    train_tokens: int | None = setting(None, "--data.train_tokens")
     stream: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         known = _is_encoding(self.encoding)
         check(known, "--encoding", self.encoding, "no such encoding; try utf-8, latin-1 or utf-16")
         of_text = self.record_format in ("auto", "text") or self.text_column == DataConfig.text_column
         remedy = f"has no text column; leave it or --text-column {self.text_column} out"
         check(of_text, "--record-format", self.record_format, remedy)
         self._check_held_out()
-        _require(_at_least(8, " tokens", MAX_BLOCK), {"--block-size": self.block_size})
-        batches = {"--batch-size": self.batch_size, "--eval-batch-size": self.eval_batch_size}
-        _require(_at_least(1, most=MAX_BATCH), batches)
-        _require(_at_least(1), {"--prefetch-factor": self.prefetch_factor})
-        _require(_at_least(0, most=MAX_WORKERS), {"--num-workers": self.num_workers})
-        _require(_POSITIVE, {"--num-epochs": self.num_epochs})
-        a_block = f"must be at least a block of {self.block_size}"
-        _require((lambda value: value >= self.block_size, a_block), {"data.train_tokens": self.train_tokens})
+        fills = self.train_tokens is None or self.train_tokens >= self.block_size
+        check(fills, "--data.train_tokens", self.train_tokens, f"must be at least a block of {self.block_size}")
         check_template_args(self.chat_template_args)
         if self.system:
             check_system(self.system)
@@ -389,15 +456,11 @@ class DataConfig:
         for flag, value, why in (
             ("--num-epochs", self.num_epochs, "nobody knows how long a pass over a stream is; give --max-steps"),
             ("--data-weights", self.weights, "the sources of a stream are read in turn, a document each"),
-            ("data.train_tokens", self.train_tokens, "a stream is not counted; give --max-steps"),
+            ("--data.train_tokens", self.train_tokens, "a stream is not counted; give --max-steps"),
         ):
             check(not self.stream or value is None, flag, value, f"not with --stream: {why}")
 
     def _check_held_out(self) -> None:
-        given = self.held_out_share
-        _read_shares(self, held_out_share="--held-out-share")
-        some = (lambda value: 0 <= value < 1, "must be at least 0 and less than 100%: the rest is trained on")
-        check(given is None or some[0](self.held_out_share), "--held-out-share", given, some[1])
         own = self.files
         remedy = "validation and test have files of their own; leave it out"
         check(not (self.held_out_share and len(own) == 2), "--held-out-share", self.held_out_share, remedy)
@@ -437,7 +500,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class TrainerConfig:
+class TrainerConfig(Group):
     """What a run may set of Lightning's Trainer, under its names; the rest follows from other settings.
 
     Attributes:
@@ -460,26 +523,20 @@ class TrainerConfig:
     accelerator: Literal["auto", "cpu", "cuda", "gpu"] = "auto"
     precision: Literal["bf16-mixed", "16-mixed", "32-true"] | None = None
     deterministic: bool | Literal["warn"] | None = None
-    benchmark: bool | None = None
-    max_steps: int = -1
+    benchmark: bool | None = setting(None, "--trainer.benchmark")
+    max_steps: int = setting(-1, rule=(lambda value: value == -1 or _at_least(1)[0](value), _at_least(1)[1]))
     max_time: str | dict[str, int] | None = None
-    accumulate_grad_batches: int = 4
-    limit_val_batches: int = 50
-    log_every_n_steps: int = 10
-    logger: list[dict[str, Any]] | dict[str, Any] | str | bool | None = None
-    callbacks: list[dict[str, Any]] | dict[str, Any] | None = None
-    plugins: list[dict[str, Any]] | dict[str, Any] | str | None = None
-    profiler: Literal["simple", "advanced"] | None = None
-    detect_anomaly: bool = False
+    accumulate_grad_batches: int = setting(4, "--gradient-accumulation-steps", _at_least(1))
+    limit_val_batches: int = setting(50, "--eval-iters", _at_least(1))
+    log_every_n_steps: int = setting(10, "--logging-steps", _at_least(1))
+    logger: list[dict[str, Any]] | dict[str, Any] | str | bool | None = setting(None, "--trainer.logger")
+    callbacks: list[dict[str, Any]] | dict[str, Any] | None = setting(None, "--trainer.callbacks")
+    plugins: list[dict[str, Any]] | dict[str, Any] | str | None = setting(None, "--trainer.plugins")
+    profiler: Literal["simple", "advanced"] | None = setting(None, "--trainer.profiler")
+    detect_anomaly: bool = setting(False, "--trainer.detect_anomaly")
 
     def __post_init__(self) -> None:
-        counts = {
-            "--gradient-accumulation-steps": self.accumulate_grad_batches,
-            "--eval-iters": self.limit_val_batches,
-            "--logging-steps": self.log_every_n_steps,
-            "--max-steps": None if self.max_steps == -1 else self.max_steps,
-        }
-        _require(_at_least(1), counts)
+        super().__post_init__()
         is_time = _is_time(self.max_time)
         check(is_time, "--max-time", self.max_time, "must have the form DD:HH:MM:SS, as 00:01:30:00")
 
@@ -501,7 +558,7 @@ def check_refused(name: str, law: object, asked: Collection[str]) -> None:
 
 
 @dataclass(frozen=True)
-class ControlConfig:
+class ControlConfig(Group):
     """How lambda is steered, once every ``every`` optimizer steps (a tick).
 
     Each controller takes the settings that it knows; null is its own default, found in its file in ``control``.
@@ -528,14 +585,14 @@ class ControlConfig:
     """
 
     controller: str = "pi"
-    target_s: float | str = "auto"
-    every: int | None = None
-    kp: float | None = None
-    ki: float | None = None
-    ema_alpha: float | str | None = None
-    deadband: float | None = None
+    target_s: float | str = setting("auto", rule=(_BETWEEN_0_AND_1[0], f"{_BETWEEN_0_AND_1[1]}, or be auto"))
+    every: int | None = setting(None, "--control-every", _at_least(1))
+    kp: float | None = setting(None, rule=_POSITIVE)
+    ki: float | None = setting(None, rule=_POSITIVE)
+    ema_alpha: float | str | None = setting(None, rule=_SHARE)
+    deadband: float | None = setting(None, rule=_NOT_NEGATIVE)
     lambda_init: float | None = None
-    lambda_min: float = 1e-6
+    lambda_min: float = setting(1e-6, rule=_POSITIVE)
     lambda_max: float = 1e6
     lambda_end: float | None = None
     replay: str | None = None
@@ -544,22 +601,13 @@ class ControlConfig:
     actuator: Literal["loss", "decoupled"] = "loss"
 
     def __post_init__(self) -> None:
-        if self.target_s != "auto":
-            _read_shares(self, "and not auto", target_s="--target-s")
-            inside, how = _BETWEEN_0_AND_1
-            _require((inside, f"{how}, or be auto"), {"--target-s": self.target_s})
-        _read_shares(self, ema_alpha="--ema-alpha")
-        _require(_at_least(1), {"--control-every": self.every})
-        _require(_POSITIVE, {"--kp": self.kp, "--ki": self.ki})
-        _require(_SHARE, {"--ema-alpha": self.ema_alpha})
-        _require(_NOT_NEGATIVE, {"--deadband": self.deadband})
+        super().__post_init__()
         low, high = self.lambda_min, self.lambda_max
-        _require(_POSITIVE, {"--lambda-min": low})
         check(high <= 1e30, "--lambda-max", high, "must not exceed 1e30, which fp32 still holds")
         check(low <= high, "--lambda-min", low, f"must not exceed --lambda-max {high:g}")
         bounds = f"must lie in [{low:g}, {high:g}] (--lambda-min, --lambda-max)"
-        lambdas = {"--lambda-init": self.lambda_init, "--lambda-end": self.lambda_end}
-        _require((lambda value: low <= value <= high, bounds), lambdas)
+        for flag, value in (("--lambda-init", self.lambda_init), ("--lambda-end", self.lambda_end)):
+            check(value is None or low <= value <= high, flag, value, bounds)
         _check_named(self.controller_args, "--controller-args", "gain=0.3")
         self._check_combination()
         repeats, named = self.controller == "replay", f"--controller {self.controller}"
@@ -611,7 +659,7 @@ class ControlConfig:
 
 
 @dataclass(frozen=True)
-class DriftConfig:
+class DriftConfig(Group):
     """How far the model may move elsewhere: its KL divergence from what it was as training began, on general text.
 
     Attributes:
@@ -623,11 +671,11 @@ class DriftConfig:
 
     max_drift: float | str | None = None
     general_data: list[str] | str = "auto"
-    general_tokens: int = 8192
+    general_tokens: int = setting(8192, rule=_at_least(MIN_GENERAL, " tokens", MAX_GENERAL))
 
     def __post_init__(self) -> None:
         given = self.max_drift
-        _read_shares(self, max_drift="--max-drift")
+        super().__post_init__()
         if self.max_drift is not None:
             budget = float(self.max_drift)
             given = given if isinstance(given, str) else f"{given:g}"
@@ -640,7 +688,6 @@ class DriftConfig:
         check(named, "--general-data", "''", "is empty; leave it out, or name a file")
         alone = "auto" not in names or len(names) == 1
         check(alone, "--general-data", " ".join(names), "auto stands alone; leave it out, or the files")
-        _require(_at_least(MIN_GENERAL, " tokens", MAX_GENERAL), {"--general-tokens": self.general_tokens})
 
     @property
     def general_files(self) -> list[str]:
@@ -696,7 +743,7 @@ def check_drift(every: int, steps: int) -> None:
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Group):
     """The run folder, and what happens when.
 
     Attributes:
@@ -731,25 +778,25 @@ class RunConfig:
 
     output_dir: str = "./granite_cuda_output"
     overwrite: bool = False
-    resume: str | None = None
-    save_steps: int | None = None
-    keep: int = 2
-    eval_steps: int | None = None
+    resume: str | None = setting(None, "--resume-from-checkpoint")
+    save_steps: int | None = setting(None, rule=_at_least(1))
+    keep: int = setting(2, rule=_at_least(1))
+    eval_steps: int | None = setting(None, rule=_at_least(1))
     logger: list[str] | str | None = None
-    logger_offline: bool = False
-    samples: int = 30
-    early_stopping: int | None = None
-    stop_at_equilibrium: int | None = None
+    logger_offline: bool = setting(False, "--run.logger_offline")
+    samples: int = setting(30, rule=(lambda value: 0 <= value <= 1000, "must be from 0 to 1000"))
+    early_stopping: int | None = setting(None, rule=_at_least(1, " validation"))
+    stop_at_equilibrium: int | None = setting(None, rule=_at_least(8, " ticks"))
     auto_batch_size: bool = False
-    memory_fraction: float | str | None = None
+    memory_fraction: float | str | None = setting(None, rule=_SHARE)
     tf32: bool = True
     multi_gpu: bool = False
-    gpus: int | None = None
+    gpus: int | None = setting(None, rule=_at_least(1))
     fsdp: bool = False
-    expected_mfu: float | str | None = None
+    expected_mfu: float | str | None = setting(None, "--run.expected_mfu", _BETWEEN_0_AND_1)
 
     def __post_init__(self) -> None:
-        _require(_at_least(1), {"--save-steps": self.save_steps, "--keep": self.keep, "--eval-steps": self.eval_steps})
+        super().__post_init__()
         check(bool(self.output_dir.strip()), "--output-dir", "''", "is empty; name a folder")
         check(not re.search("[\ud800-\udfff]", self.output_dir), "--output-dir", ascii(self.output_dir),
                "has bytes that are not UTF-8, which records of the run cannot have; choose another name")  # fmt: skip
@@ -757,16 +804,9 @@ class RunConfig:
                "is empty; name a checkpoint, last or auto, or leave it out")  # fmt: skip
         for name in self.loggers:
             check(name in LOGGERS, "--logger", name, f"there are {', '.join(LOGGERS)}; separate several by spaces")
-        check(0 <= self.samples <= 1000, "--samples", self.samples, "must be from 0 to 1000")
-        _require(_at_least(1, " validation"), {"--early-stopping": self.early_stopping})
-        _require(_at_least(1), {"--gpus": self.gpus})
-        _require(_at_least(8, " ticks"), {"--stop-at-equilibrium": self.stop_at_equilibrium})
         keeps = "a resumed run keeps the batch of its checkpoint, which sets its place in the data; leave it out"
         if self.auto_batch_size and self.resume:
             raise UserError(f"--auto-batch-size: {keeps}")
-        _read_shares(self, memory_fraction="--memory-fraction", expected_mfu="--run.expected_mfu")
-        _require(_SHARE, {"--memory-fraction": self.memory_fraction})
-        _require(_BETWEEN_0_AND_1, {"--run.expected_mfu": self.expected_mfu})
 
     @property
     def on_several(self) -> bool:
@@ -789,25 +829,6 @@ class Intervals(NamedTuple):
 def intervals_of(asked: RunConfig, steps: int) -> Intervals:
     """The intervals of a run whose validations are settled: checkpoints as asked for, or as suit the length."""
     return Intervals(asked.eval_steps or steps, asked.save_steps or min(MAX_SAVE_STEPS, max(1, steps // 2)))
-
-
-def share(value: float | str) -> float:
-    """A share as a number, of 0.1 or 10%. Raises ValueError where it is neither."""
-    text = str(value)
-    number = float(f"{float(text.removesuffix('%')) / 100:.12g}") if text.endswith("%") else float(text)
-    if not math.isfinite(number):
-        raise ValueError("is not finite")
-    return number
-
-
-def _read_shares(group: object, otherwise: str = "", **flags: str) -> None:
-    """Make numbers of a group's shares, whose flags are given by name; null stays."""
-    for name, flag in flags.items():
-        value = getattr(group, name)
-        try:
-            object.__setattr__(group, name, None if value is None else share(value))
-        except ValueError:
-            check(False, flag, value, ", ".join(filter(None, ("is no share, such as 10% or 0.1", otherwise))))
 
 
 def _is_time(given: str | dict[str, int] | None) -> bool:
@@ -838,47 +859,3 @@ TEXTS = ("path", "validation_data", "test_data")
 def listed(names: list[str] | str | None) -> list[str]:
     """The names of sources, of which one may stand alone."""
     return [] if names is None else [names] if isinstance(names, str) else names
-
-
-_Rule: TypeAlias = tuple[Callable[[Any], bool], str]
-"""What values a setting may have, and how to say it."""
-
-MAX_COUNT = 10**12
-"""Steps, tokens and whatever else is counted: more is a slip, and no float or index takes every number."""
-
-MAX_BATCH, MAX_BLOCK = 2**20, 2**18
-"""Blocks on a device and tokens in a block: no device there is has room for more, and each is looked at in turn."""
-
-MIN_GENERAL, MAX_GENERAL = 1024, 2**20
-"""Tokens of general text: a quarter of fewer is too noisy to steer by; more says nothing more and takes long."""
-
-MAX_SAVE_STEPS = 500
-"""Optimizer steps between two checkpoints of a long run."""
-
-MAX_WORKERS = 256
-"""Loader processes: tokens are read faster than any device takes them, and each process costs a start and memory."""
-
-_POSITIVE: _Rule = (
-    lambda value: 1e-12 <= value <= 1e15,
-    "must be positive and finite, from 1e-12 to 1e15",
-)
-_NOT_NEGATIVE: _Rule = (lambda value: 0 <= value < math.inf, "must be finite and not negative")
-_SHARE: _Rule = (lambda value: 0 < value <= 1, "must be in (0, 1]")
-_BETWEEN_0_AND_1: _Rule = (lambda value: 0 < value < 1, "must lie between 0 and 1")
-
-
-def _at_least(least: int, unit: str = "", most: int = MAX_COUNT) -> _Rule:
-    return lambda value: least <= value <= most, f"must be at least {least}{unit}, and at most {most:,}"
-
-
-def _require(rule: _Rule, settings: dict[str, Any]) -> None:
-    """Refuse values that break a rule; null is what a setting without a value has."""
-    for flag, value in settings.items():
-        check(value is None or rule[0](value), flag, value, rule[1])
-
-
-def check(valid: bool, flag: str, value: object, remedy: str) -> None:
-    """Refuse a value of a flag, with what to do, unless it is valid. Raises UserError."""
-    if not valid:
-        text = str(value)
-        raise UserError(f"{flag} {text if len(text) <= 300 else f'{text[:60]}...'}: {remedy}")

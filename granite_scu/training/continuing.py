@@ -91,17 +91,16 @@ def check_blocks(resume: Resume, now: dict[str, Any], checksum: str) -> None:
     Raises:
         UserError: they differ from the checkpoint's, and so does a setting or what a version holds out.
     """
-    names = {flag.key: flag.name for section in flags.SECTIONS.values() for flag in section}
     before = resume.state["settings"]
     if resume.state["frozen"].get(TEXT) == checksum:
         return
-    for name in (names[f"data.{key}"] for key in CUTS_TEXT):
+    for name in (flags.NAMES[f"data.{key}"] for key in CUTS_TEXT):
         if before.get(name, now[name]) != now[name]:
             raise UserError(
                 f"--resume-from-checkpoint: {name} was {before[name]} and is now {now[name]}, which makes other blocks "
                 "of the text; resume with the same"
             )
-    if names["data.held_out_share"] not in before:  # it is as old as that
+    if flags.NAMES["data.held_out_share"] not in before:  # it is as old as that
         raise UserError(
             f"--resume-from-checkpoint {resume.path}: the text is another one, or an earlier version made it, which "
             "held out other conversations; resume with that version, or start from its adapter by --adapter"

@@ -129,12 +129,11 @@ def as_before(request: Request, resume: Resume) -> Request:
     Raises:
         UserError: the checkpoint has a value that its setting cannot have.
     """
-    names = {flag.key: flag.name for section in flags.SECTIONS.values() for flag in section}
     has_length = request.trainer["max_steps"] > 0 or request.data.num_epochs is not None
     keys = [*AS_BEFORE, *(() if has_length else ("trainer.max_steps",))]
     before = resume.state["settings"]
     unset = [key for key in keys if key not in request.given]
-    values = {key: value for key in unset if (value := before.get(names[key])) is not None}
+    values = {key: value for key in unset if (value := before.get(flags.NAMES[key])) is not None}
     with attribute_errors_to_checkpoint(resume):
         if any(not isinstance(value, float | int | str) or isinstance(value, bool) for value in values.values()):
             raise TypeError("a setting is no number")
@@ -179,7 +178,6 @@ def settings_that_affect_numbers(
         setpoint: that its controller holds.
         eval_steps: optimizer steps between validations.
     """
-    names = {flag.key: flag.name for section in flags.SECTIONS.values() for flag in section}
     found: dict[str, Any] = {"trainer.max_steps": steps, "trainer.precision": machine.precision}
     for group in flags.GROUPS:
         every = asdict(getattr(request, group))
@@ -188,7 +186,7 @@ def settings_that_affect_numbers(
     found |= {"control.target_s": setpoint, "run.eval_steps": eval_steps, "seed_everything": request.seed}
     found |= {"device": machine.accelerator, "attention in use": machine.attention}
     found |= {"TF32 in use": machine.tf32}
-    plain = int | float | str | bool | None
+    plain, names = int | float | str | bool | None, flags.NAMES
     return {names.get(key, key): value if isinstance(value, plain) else str(value) for key, value in found.items()}
 
 

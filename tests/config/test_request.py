@@ -50,7 +50,7 @@ SHARED = {"run.multi_gpu": True, "run.fsdp": True}
     [
         (STREAM | {"data.num_epochs": 1}, "--num-epochs 1.0: not with --stream: .* give --max-steps"),
         (STREAM | {"data.path": ["a"], "data.weights": [1.0]}, "--data-weights .*: not with --stream: .* in turn"),
-        (STREAM | {"data.train_tokens": 2048}, "data.train_tokens 2048: not with --stream"),
+        (STREAM | {"data.train_tokens": 2048}, "--data.train_tokens 2048: not with --stream"),
         ({"data.path": ["a", "./b/../a"]}, "--data-dir a: named twice; .* and --data-weights 2 to read it twice"),
         ({"data.test_data": ["b", "./b"]}, "--test-data b: named twice; name it once$"),
         ({"run.auto_batch_size": True, "run.resume": "last"}, "--auto-batch-size: a resumed run keeps the batch"),

@@ -267,7 +267,7 @@ def flags(draw, workspace: Workspace) -> Made:
     """Flags of the training command: right ones, and in half of the attempts one with a value that it does not have."""
     from granite_scu.config import flags as table
 
-    every = [flag for section in table.SECTIONS.values() for flag in section]
+    every = [*table.FLAGS.values()]
     safe = [flag for flag in every if flag.name not in ("--output-dir", "--cache-dir", "--num-workers")]
     words = [word for pair in draw(st.lists(st.sampled_from(safe).flatmap(_words_of), max_size=3)) for word in pair]
     if draw(st.booleans()):
