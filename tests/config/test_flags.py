@@ -264,9 +264,9 @@ def test_what_the_machine_decides_can_be_switched_on_and_off_and_left_to_it_agai
 def test_help_shows_every_flag_and_its_default():
     request = resolved()
     shown = shown_defaults()
-    assert set(shown) == {name for name, _, _, _ in FLAGS}
-    for name, key, _, _ in FLAGS:
-        value = value_of(request, key)
+    assert shown.keys() == flags.FLAGS.keys()
+    for name in shown:
+        value = value_of(request, flags.KEYS[name])
         usual = "on" if value is True else "off" if value is None or value is False else str(value)
         shown_as = PROMISED.get(name, usual)
         if name in OF_A_LAW:
@@ -281,7 +281,7 @@ def test_help_names_what_most_runs_set_and_help_all_the_rest(capsys, asked):
     assert stop.value.code == 0
     shown = set(re.findall(r"^  (--[\w-]+)", capsys.readouterr().out, re.MULTILINE))
     first = {"--test-run", "--hardware", "--config", "--debug", "--help-all", *ASKING, *flags.COMMONEST}
-    rest = {"--bf16", "--fp16", "--max-length", *(name for name, _, _, _ in FLAGS)}
+    rest = {"--bf16", "--fp16", "--max-length", *flags.FLAGS}
     assert shown | {"--help-all"} == (first if asked == "--help" else first | rest)
 
 
