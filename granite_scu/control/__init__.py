@@ -71,7 +71,7 @@ def find(name: str) -> type[Controller[Any]]:
     return cast(type[Controller[Any]], found)
 
 
-_PARTS = ("needs_kl", "needs_slopes", "setpoint", "initial_strength", "init", "update")
+_PARTS = ("needs_kl", "needs_slopes", "setpoint", "lambda_start", "init", "update")
 """What ``Controller`` has."""
 
 

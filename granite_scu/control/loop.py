@@ -4,10 +4,10 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any, Protocol
 
-from granite_scu.control.laws.base import AdapterBenefit, Controller, Measurement, Output, restored
+from granite_scu.control.laws.base import AdapterBenefit, Controller, Measurement, Output, as_stored, restored
 from granite_scu.control.slopes import HeldOutPlant, SlopeSensor
 
 SKIPPED_IN_A_ROW = 50
@@ -23,7 +23,7 @@ class Window:
         tokens: supervised tokens of the applied steps.
         applied: optimizer steps that changed the weights.
         skipped: optimizer steps left out because a loss or gradient was not finite.
-        travel: sum of the learning rates of the applied steps.
+        lr_sum: sum of the learning rates of the applied steps.
         s: ParamBPT / (DataBPT + ParamBPT).
         data_bpt: cross-entropy in bits per token; NaN when no step was applied.
         param_bpt: bits per token that describe the adapter now.
@@ -39,7 +39,7 @@ class Window:
     tokens: int
     applied: int
     skipped: int
-    travel: float
+    lr_sum: float
     s: float
     data_bpt: float
     param_bpt: float
@@ -57,9 +57,7 @@ class Plant(HeldOutPlant, Protocol):
     def total_steps(self) -> int:
         """Optimizer steps of the run."""
 
-    def set_regularisation(
-        self, reg_strength: float, layers: tuple[float, ...] | None, param_bound: float | None
-    ) -> None:
+    def set_regularisation(self, lam: float, layers: tuple[float, ...] | None, param_bound: float | None) -> None:
         """Train on under this lambda, these of each adapted matrix in its place, and this bound in bits per token."""
 
     def counts(self) -> tuple[int, int]:
@@ -72,10 +70,11 @@ class Plant(HeldOutPlant, Protocol):
         """KL(adapted || as training began) over the newest micro-batches, bits per supervised token."""
 
 
-class Action(NamedTuple):
+@dataclass(frozen=True)
+class Action:
     """What a law has a plant do, as the fields of ``Output`` of these names."""
 
-    reg_strength: float
+    lam: float
     layers: tuple[float, ...] | None = None
     param_bound: float | None = None
 
@@ -96,7 +95,7 @@ class ControlLoop:
         latest: the record of the newest tick, as ``scu_history.json`` has it.
         step: optimizer steps done.
         tokens, skipped, ticks: of the run up to the newest tick.
-        travel: sum of the learning rates of all applied steps up to it.
+        lr_sum: sum of the learning rates of all applied steps up to it.
         failing: the most steps that may have been skipped in a row up to now; exact from ``SKIPPED_IN_A_ROW`` on.
         rate: the learning rate of the newest optimizer step; whoever trains tells it.
         saved: what a validation found, for the law to see at the next tick.
@@ -108,18 +107,18 @@ class ControlLoop:
         self.law, self.every, self.drift = law, every, drift
         self.law_state = law.init()
         self.slopes = SlopeSensor() if law.needs_slopes else None
-        self.action = Action(law.initial_strength)
+        self.action = Action(law.lambda_start)
         self.latest: dict[str, Any] = {}
         self.saved: AdapterBenefit | None = None
         self.step = self.tokens = self.skipped = self.ticks = self.failing = 0
-        self.travel = 0.0
+        self.lr_sum = 0.0
         self.rate: float | None = None
         self._pending = 0  # steps since the last tick, without those that are known to have been skipped
 
     def start(self, plant: Plant, step: int) -> None:
         """Act as before the first tick, or as the checkpoint of ``step`` says."""
         self.step = step
-        plant.set_regularisation(*self.action)
+        plant.set_regularisation(*astuple(self.action))
 
     def after_step(self, plant: Plant, step: int) -> bool:
         """Count an optimizer step, the ``step``-th of the run; returns whether a tick is due."""
@@ -135,13 +134,13 @@ class ControlLoop:
         self._pending = 0
         self.tokens += window.tokens
         self.skipped += window.skipped
-        self.travel += window.travel
+        self.lr_sum += window.lr_sum
         measured = self._measure(plant, window)
         seen = self.drift(measured) if self.drift else measured
         self.law_state, output = self.law.update(self.law_state, seen)
         self.saved = None
         self.action = self.action_of(output)
-        plant.set_regularisation(*self.action)
+        plant.set_regularisation(*astuple(self.action))
         self.latest = self._record(window, measured, seen, output)
         self.ticks += 1
         return window
@@ -155,7 +154,7 @@ class ControlLoop:
             kl=plant.kl_from_start() if self.law.needs_kl else None,
             step=self.step,
             progress=min(1.0, self.step / plant.total_steps),
-            travel=self.travel,
+            lr_sum=self.lr_sum,
             saved=self.saved,
             slopes=self.slopes.read(plant, window.slope) if self.slopes else None,
         )
@@ -164,8 +163,8 @@ class ControlLoop:
         """What the output has the plant do. A lambda that holds drift acts as 0 where it rests at its lower bound: it
         moves nothing there, and an anchor costs time."""
         # It may begin at its upper bound, which is right to a rounding.
-        rests = self.drift and output.saturated and output.reg_strength < (1 - 1e-9) * self.law.initial_strength
-        return Action(0.0 if rests else output.reg_strength, output.layers, output.param_bound)
+        rests = self.drift and output.saturated and output.lam < (1 - 1e-9) * self.law.lambda_start
+        return Action(0.0 if rests else output.lam, output.layers, output.param_bound)
 
     def _record(self, window: Window, measured: Measurement, seen: Measurement, output: Output) -> dict[str, Any]:
         setpoint = self.law.setpoint
@@ -189,10 +188,10 @@ class ControlLoop:
         return {
             "name": type(self.law).__name__,
             "setpoint": self.law.setpoint,
-            "controller": asdict(self.law_state),
-            "action": self.action._asdict(),
+            "controller": as_stored(asdict(self.law_state)),
+            "action": as_stored(asdict(self.action)),
             "counts": [self.tokens, self.skipped, self._pending],
-            "travel": self.travel,
+            "travel": self.lr_sum,
             "latest": self.latest,
             "ticks": self.ticks,
             "saved": self.saved and tuple(self.saved),
@@ -203,10 +202,9 @@ class ControlLoop:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from there."""
         self.law_state = restored(self.law.init(), state["controller"])
-        action = state["action"]
-        self.action = Action(**action | {"layers": action["layers"] and tuple(action["layers"])})
+        self.action = restored(self.action, state["action"])
         self.tokens, self.skipped, self._pending = state["counts"]
-        self.travel, self.latest, self.ticks = state["travel"], state["latest"], state["ticks"]
+        self.lr_sum, self.latest, self.ticks = state["travel"], state["latest"], state["ticks"]
         self.saved = state["saved"] and AdapterBenefit(*state["saved"])
         self.rate = state["learning_rate"]
         if self.slopes and state.get("slopes"):
@@ -228,7 +226,7 @@ def as_record(measured: Measurement, output: Output, setpoint: float | None) -> 
         "s_ema": output.smoothed,
         "s_target": setpoint if output.setpoint is None else output.setpoint,
         "error": output.error,
-        "lambda": output.reg_strength,
+        "lambda": output.lam,
         "p_term": output.p_term,
         "i_term": output.i_term,
         "saturated": output.saturated,

@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -29,7 +30,7 @@ from granite_scu.config.settings import (
     holding_drift,
 )
 from granite_scu.control import AutoSetpoint, Controller
-from granite_scu.control.laws.base import Output, restored
+from granite_scu.control.laws.base import Output, as_stored, restored
 from granite_scu.control.loop import ControlLoop
 from granite_scu.control.units import per_cent
 from granite_scu.data.blocks.packing import padding_of
@@ -200,7 +201,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
             self._loop.restore(kept)
             plant.restore_counted(kept)
         self._loop.start(plant, state.global_step)
-        log.info("ShannonCallback: %s, N = %s supervised tokens, lambda = %g", law, f"{n_tokens:,}", self.reg_strength)
+        log.info("ShannonCallback: %s, N = %s supervised tokens, lambda = %g", law, f"{n_tokens:,}", self.lam)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, optimizer: Any, **kwargs: Any
@@ -370,9 +371,9 @@ class ShannonCallback(TrainerCallback, ExportableState):
     # The rest
 
     @property
-    def reg_strength(self) -> float:
+    def lam(self) -> float:
         """Lambda in force."""
-        return self._loop.action.reg_strength
+        return self._loop.action.lam
 
     @property
     def _running(self) -> TrainerPlant:
@@ -493,11 +494,11 @@ def _as_now(state: dict[str, Any], loop: ControlLoop) -> dict[str, Any]:
     """The state of a checkpoint's loop as ``state`` has it; earlier ones have another form."""
     if "law" not in state:
         return state
-    (nats, supervised), (applied, skipped, tokens), (since, travel) = (state[x] for x in ("sums", "counts", "travel"))
+    (nats, supervised), (applied, skipped, tokens), (since, lr_sum) = (state[x] for x in ("sums", "counts", "travel"))
     counted = {"counters": [nats, supervised, applied, 0, since], "norms": [0.0] * 3, "slope": [state["slope"]]}
     action = loop.action_of(restored(Output(0.0), state["output"]))
-    now = loop.state() | {"controller": state["law"], "action": action._asdict(), "slopes": state["slopes"]}
-    return now | counted | {"counts": [tokens, skipped, applied], "travel": travel, "drift": state.get("drift")}
+    now = loop.state() | {"controller": state["law"], "action": as_stored(asdict(action)), "slopes": state["slopes"]}
+    return now | counted | {"counts": [tokens, skipped, applied], "travel": lr_sum, "drift": state.get("drift")}
 
 
 def _is_number(name: str, value: Any) -> bool:

@@ -189,7 +189,7 @@ def penalty_gradient(
 
 def weighted_penalty(
     updates: Sequence[LowRankUpdate],
-    strengths: Sequence[float],
+    lams: Sequence[float],
     sigma: float,
     n_tokens: int,
     measure: Measure = "delta",
@@ -198,14 +198,14 @@ def weighted_penalty(
 
     Args:
         updates: the adapted layers.
-        strengths: lambda of each layer.
+        lams: lambda of each layer.
         sigma: as of ``penalty_gradient``.
         n_tokens: likewise.
         measure: likewise.
     """
     pairs = penalty_gradient(updates, sigma, n_tokens, measure)
     gradients = [gradient for pair in pairs for gradient in pair]
-    torch._foreach_mul_(gradients, [strength for strength in strengths for _ in ("a", "b")])
+    torch._foreach_mul_(gradients, [lam for lam in lams for _ in ("a", "b")])
     return gradients
 
 
@@ -235,7 +235,7 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 
-def decay(strength: float, learning_rate: float, sigma: float, n_tokens: int, measure: Measure = "delta") -> float:
+def decay(lam: float, learning_rate: float, sigma: float, n_tokens: int, measure: Measure = "delta") -> float:
     """What the decoupled actuator multiplies A and B by after a step of that learning rate.
 
     A step of gradient descent on lambda * ParamNPT over Delta W itself, taken exactly (the flow, not its first-order
@@ -244,7 +244,7 @@ def decay(strength: float, learning_rate: float, sigma: float, n_tokens: int, me
     measure "factors", whose flow is that of A and B themselves, the whole. At most
     half of a factor is taken in a step, so that no lambda can kill an adapter at once.
     """
-    exponent = learning_rate * strength / (sigma**2 * n_tokens)
+    exponent = learning_rate * lam / (sigma**2 * n_tokens)
     return max(0.5, math.exp(-exponent if measure == "factors" else -exponent / 2))
 
 

@@ -64,7 +64,7 @@ class Drift(NamedTuple):
         Both begin as the square of how far the adapter has moved, which is what its gains go by.
 
         Args:
-            of_s: the tick's measurement of S, whose step and travel it has.
+            of_s: the tick's measurement of S, whose step and lr_sum it has.
         """
         s = information_ratio(self.base_bpt, self.bpt)
         return replace(of_s, s=s, data_bpt=self.base_bpt, param_bpt=self.bpt)

@@ -34,13 +34,13 @@ LOSS_UNIT = 4096
 A constant power of two: exact, and it keeps fp16's scaled gradients near those of a mean."""
 
 SUMS = {"_since_read": 5, "_skipped_in_a_row": 1, "_norms": 3, "_slope": 1}
-"""(nats, tokens, applied, skipped, travel) since the last reading; norms of the gradient, the data's, the penalty's."""
+"""(nats, tokens, applied, skipped, lr_sum) since the last reading; norms of the gradient, the data's, the penalty's."""
 
 
 class AdapterPlant(nn.Module):
-    """A model whose adapter is trained under CE + reg_strength * ParamNPT. It knows no controller.
+    """A model whose adapter is trained under CE + lambda * ParamNPT. It knows no controller.
 
-    ``reg_strength`` (lambda) is set between optimizer steps, by ``set_regularisation`` or alone; at its default of zero
+    ``lam`` (lambda) is set between optimizer steps, by ``set_regularisation`` or alone; at its default of zero
     this is plain LoRA fine-tuning. So are ``layer_strengths``, which tells matrices apart, and ``param_bound``, onto
     which the update is projected. With ``drift_gradient`` set, lambda multiplies drift in the place of ParamNPT.
 
@@ -73,8 +73,8 @@ class AdapterPlant(nn.Module):
         self.prior_sigma, self.n_tokens, self.total_steps = prior_sigma, n_tokens, total_steps
         self.gradient_clip, self.measure, self.actuator = gradient_clip, measure, actuator
         self.measures_slopes = measures_slopes
-        self.reg_strength = 0.0
-        self.layer_strengths: tuple[float, ...] | None = None
+        self.lam = 0.0
+        self.layer_lams: tuple[float, ...] | None = None
         self.param_bound: float | None = None
         self.drift_gradient: Callable[[int], list[Tensor]] | None = None
         self._of_step, self._rate = torch.zeros(3, dtype=torch.float64, device=device), 0.0
@@ -170,11 +170,9 @@ class AdapterPlant(nn.Module):
 
     # Lambda
 
-    def set_regularisation(
-        self, reg_strength: float, layers: tuple[float, ...] | None, param_bound: float | None
-    ) -> None:
+    def set_regularisation(self, lam: float, layers: tuple[float, ...] | None, param_bound: float | None) -> None:
         """Train on under this lambda, these of each adapted matrix in its place, and this bound in bits per token."""
-        self.reg_strength, self.layer_strengths, self.param_bound = reg_strength, layers, param_bound
+        self.lam, self.layer_lams, self.param_bound = lam, layers, param_bound
 
     @torch.no_grad()
     def regularise(self, nats: Tensor, tokens: Tensor, rate: float, step: int) -> Tensor:
@@ -193,7 +191,7 @@ class AdapterPlant(nn.Module):
         slope = self._slope_of_data() * tokens if self.measures_slopes else torch.zeros_like(tokens)
         data_norm = torch.nn.utils.get_total_norm(gradients)
         penalty_norm = torch.zeros_like(data_norm)
-        if self.actuator == "loss" and any(self._strengths()):
+        if self.actuator == "loss" and any(self._lams()):
             penalty = self._drift_penalty(step) if self.drift_gradient else self._penalty()
             penalty_norm = torch.nn.utils.get_total_norm(penalty)
             torch._foreach_add_(gradients, penalty)
@@ -213,21 +211,21 @@ class AdapterPlant(nn.Module):
         """The factors that change when the update is scaled, in the order of ``along_scale``."""
         return self.factors if self.layer_updates[0].origin else self.factors[1::2]
 
-    def _strengths(self) -> list[float]:
+    def _lams(self) -> list[float]:
         """Lambda of each adapted matrix."""
-        return list(self.layer_strengths or [self.reg_strength] * (len(self.factors) // 2))
+        return list(self.layer_lams or [self.lam] * (len(self.factors) // 2))
 
     def _penalty(self) -> list[Tensor]:
         """The gradient of the weighted ParamNPT, by those factors that are trained."""
-        strengths = self._strengths()
-        all_of = weighted_penalty(self.layer_updates, strengths, self.prior_sigma, self.n_tokens, self.measure)
+        lams = self._lams()
+        all_of = weighted_penalty(self.layer_updates, lams, self.prior_sigma, self.n_tokens, self.measure)
         return [gradient for gradient, factor in zip(all_of, self.factors, strict=True) if factor.requires_grad]
 
     def _drift_penalty(self, step: int) -> list[Tensor]:
         """The gradient of lambda times drift, by those factors that are trained."""
         assert self.drift_gradient
         penalty = self.drift_gradient(step)
-        torch._foreach_mul_(penalty, self.reg_strength)
+        torch._foreach_mul_(penalty, self.lam)
         return penalty
 
     def count_step(self, finite: Tensor) -> None:
@@ -244,8 +242,8 @@ class AdapterPlant(nn.Module):
     @torch.no_grad()
     def act_on_update(self) -> None:
         """Act on the update itself, after a step that was not skipped: decoupled lambda, and the projection."""
-        if self.actuator == "decoupled" and any(self._strengths()):
-            decays = [decay(x, self._rate, self.prior_sigma, self.n_tokens, self.measure) for x in self._strengths()]
+        if self.actuator == "decoupled" and any(self._lams()):
+            decays = [decay(x, self._rate, self.prior_sigma, self.n_tokens, self.measure) for x in self._lams()]
             # A tensor made of them here would be a copy to the device, which is waited for.
             factors = {factor: torch.where(self._finite, factor, 1.0) for factor in set(decays)}
             self._scale_factors([factors[factor] for factor in decays])
@@ -271,7 +269,7 @@ class AdapterPlant(nn.Module):
 
     def read_window(self) -> Window:
         """Read and reset what was counted since the last reading."""
-        nats, tokens, applied, skipped, travel = self._since_read.tolist()
+        nats, tokens, applied, skipped, lr_sum = self._since_read.tolist()
         slope = self._slope.item() if self.measures_slopes else None
         self._since_read.zero_()
         self._slope.zero_()
@@ -283,7 +281,7 @@ class AdapterPlant(nn.Module):
             tokens=int(tokens),
             applied=int(applied),
             skipped=int(skipped),
-            travel=travel,
+            lr_sum=lr_sum,
             s=information_ratio(data_bpt, param_bpt),
             data_bpt=data_bpt,
             param_bpt=param_bpt,

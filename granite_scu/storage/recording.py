@@ -9,6 +9,8 @@ from granite_scu.config.untrusted_input import parse_json
 from granite_scu.control.laws.base import require
 from granite_scu.storage.run_folder import CONTROL_CONFIG, HISTORY, HISTORY_LINES
 
+INITIAL = "initial_strength"
+"""What a run's configuration calls the lambda before its first tick."""
 LARGEST = 1e30
 """The largest lambda that fp32 still holds with something to spare."""
 
@@ -16,7 +18,7 @@ LARGEST = 1e30
 def read_recording(
     path: str | Path, total_steps: int | None = None, every: int = 1, acting: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The fields ``steps``, ``strengths`` and ``initial`` of a ``Replay`` of a recorded run.
+    """The fields ``steps``, ``lams`` and ``initial`` of a ``Replay`` of a recorded run.
 
     Args:
         path: a run folder, its scu_history.json, or the scu_history.jsonl that a crashed run leaves.
@@ -39,7 +41,7 @@ def read_recording(
         require(there == here, f"its lambda is one for --{name} {there}, {remedy}")
     records = _load(history)
     require(isinstance(records, list) and records != [], f"{history.name} holds no records; give a run that has ticked")
-    steps, strengths = zip(*(_tick(record, number) for number, record in enumerate(records, 1)), strict=True)
+    steps, lams = zip(*(_tick(record, number) for number, record in enumerate(records, 1)), strict=True)
     for number, (before, after) in enumerate(pairwise(steps), 2):
         require(before <= after, f"record {number} is of step {after}, after one of step {before}; give another run's")
     if total_steps is not None and steps[-1] + every < total_steps:
@@ -47,7 +49,7 @@ def read_recording(
             f"it ends at step {steps[-1]}, short of this run's {total_steps}; "
             f"set --max-steps {steps[-1]}, or replay a longer run"
         )
-    return {"steps": steps, "strengths": strengths, "initial": _initial(settings, strengths[0])}
+    return {"steps": steps, "lams": lams, "initial": _initial(settings, lams[0])}
 
 
 def recorded_weight(path: str | Path) -> float | None:
@@ -82,13 +84,13 @@ def _tick(record: Any, number: int) -> tuple[int, float]:
     """Step and lambda of a record."""
     known = isinstance(record, Mapping) and {"step", "lambda"} <= record.keys()
     require(known, f"record {number} has no step or no lambda; give the {HISTORY} of a run of this program")
-    step, strength = record["step"], record["lambda"]
+    step, lam = record["step"], record["lambda"]
     whole = _is_number(step) and step == int(step)
     require(whole and step >= 0, f"record {number}: its step {step!r} is no whole number from 0 to {LARGEST:g}")
     # The comparison also refuses NaN, which json reads though JSON has none.
-    valid = _is_number(strength) and strength >= 0
-    require(valid, f"record {number}: its lambda {strength!r} is no number from 0 to {LARGEST:g}; give another run's")
-    return int(step), float(strength)
+    valid = _is_number(lam) and lam >= 0
+    require(valid, f"record {number}: its lambda {lam!r} is no number from 0 to {LARGEST:g}; give another run's")
+    return int(step), float(lam)
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
@@ -104,7 +106,7 @@ def _settings(config: Path) -> Mapping[str, Any]:
 
 def _initial(settings: Mapping[str, Any], first: float) -> float:
     """Lambda before the first tick, as the run's configuration has it; without one, that of the first tick."""
-    found = settings.get("initial_strength", settings.get("lambda_init"))
+    found = settings.get(INITIAL, settings.get("lambda_init"))
     if found is None:
         return first
     valid = _is_number(found) and found >= 0

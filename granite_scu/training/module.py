@@ -1,4 +1,4 @@
-"""The LightningModule: it trains an adapter under CE + reg_strength * ParamNPT and knows no controller."""
+"""The LightningModule: it trains an adapter under CE + lambda * ParamNPT and knows no controller."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping

@@ -12,10 +12,11 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from granite_scu.config.errors import Stopped, UserError
 from granite_scu.config.request import Request
+from granite_scu.control.laws.base import as_stored
 from granite_scu.data.sources import files
 from granite_scu.data.sources.read import is_path
 from granite_scu.model import base_digest, loading
-from granite_scu.storage import checkpoint_list, working_folder
+from granite_scu.storage import checkpoint_list, recording, working_folder
 from granite_scu.storage.atomic import adding_to, replacing
 from granite_scu.storage.provenance import git_revision, versions
 from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, TRAINING_CONFIG, RunFolder
@@ -181,8 +182,8 @@ def scu_config(run: PreparedRun) -> dict:
     return {
         "controller": config.controller,
         "target_s": run.setpoint,
-        "initial_strength": run.controller.initial_strength,  # what acts before the first record of the history
-        **asdict(run.controller),
+        recording.INITIAL: run.controller.lambda_start,  # what acts before the first record of the history
+        **as_stored(asdict(run.controller)),
         "control_every": config.every,
         "measure": config.measure,
         "actuator": config.actuator,

@@ -100,24 +100,24 @@ def draw_setpoint(
 
 def draw_lambda(axes: Axes, run: Run) -> None:
     """Lambda on a logarithmic axis, with the ticks at which it stood at a bound or was held."""
-    steps, strength = run.column("step"), run.column("lambda")
+    steps, lam = run.column("step"), run.column("lambda")
     axes.set_ylabel("λ (no unit)", fontsize=style.LABEL, color=style.INK)
-    positive = strength[strength > 0]
+    positive = lam[lam > 0]
     if not positive.size:
-        note = "λ = 0 throughout: nothing is steered" if np.isfinite(strength).any() else "λ was not recorded"
+        note = "λ = 0 throughout: nothing is steered" if np.isfinite(lam).any() else "λ was not recorded"
         axes.text(
             0.5, 0.5, note, transform=axes.transAxes, ha="center", va="center", fontsize=style.LABEL, color=style.INK
         )
         axes.set_yticks([])
         return
-    strength = np.where(strength > 0, strength, np.nan)  # a logarithmic axis has no place for 0
+    lam = np.where(lam > 0, lam, np.nan)  # a logarithmic axis has no place for 0
     style.log_scale(axes, positive)
     marker = "o" if len(steps) == 1 else None
     # lambda stays as it is from one tick to the next.
-    axes.plot(steps, strength, color=style.VERMILION, linewidth=2.0, drawstyle="steps-post", marker=marker, label="λ")
+    axes.plot(steps, lam, color=style.VERMILION, linewidth=2.0, drawstyle="steps-post", marker=marker, label="λ")
     saturated, held = (run.column(field) == 1 for field in ("saturated", "held"))
-    _mark(axes, steps[saturated], strength[saturated], "at a bound", "v", style.ORANGE)
-    _mark(axes, steps[held], strength[held], "held", "o", "white")
+    _mark(axes, steps[saturated], lam[saturated], "at a bound", "v", style.ORANGE)
+    _mark(axes, steps[held], lam[held], "held", "o", "white")
     if saturated.any() or held.any():
         style.legend_above(axes)
 

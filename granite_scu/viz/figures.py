@@ -235,7 +235,7 @@ def plot_step_time(groups: Sequence[Group]) -> Figure:
 def plot_summary(groups: Sequence[Group]) -> Figure:
     """What came out: bits per token on held-out documents, S and lambda at the end; a line for each group."""
     figure = _canvas((8, min(2.3 + 0.5 * len(groups), style.TALLEST)))
-    scored, s, strength = figure.subplots(1, 3, sharey=True, width_ratios=(5, 3, 3))
+    scored, s, lam = figure.subplots(1, 3, sharey=True, width_ratios=(5, 3, 3))
     # The lone word of a panel stands where its data would; an axis of its own would mean nothing.
     for row, group in enumerate(groups):
         results = [run.metrics.get("adapter_test_bpt") for run in group.runs]
@@ -245,15 +245,15 @@ def plot_summary(groups: Sequence[Group]) -> Figure:
             target = group.course(_setpoint)[1][-1]
             s.plot([target] * 2, [row - 0.32, row + 0.32], color=style.GREEN, linewidth=2.5)
         ends = [run.column("lambda")[-1] for run in group.runs]
-        _dots(strength, row, group, [end for end in ends if end > 0], missing="λ = 0" if 0.0 in ends else "none")
+        _dots(lam, row, group, [end for end in ends if end > 0], missing="λ = 0" if 0.0 in ends else "none")
     targets = [group.course(_setpoint)[1][-1] for group in groups if _uses_setpoint(group)]
     style.share_scale(
         s, np.array([*(_smoothed_s(run)[1][-1] for group in groups for run in group.runs), *targets]), "x"
     )
     style.in_percent(s, "x")
-    _log_scale(strength, [run.column("lambda")[-1:] for group in groups for run in group.runs], "x")
+    _log_scale(lam, [run.column("lambda")[-1:] for group in groups for run in group.runs], "x")
     for axes, label, where in ((scored, "held-out documents", "bits per token"), (s, "S at the end", "share of bits"),
-                               (strength, "λ at the end", "no unit")):  # fmt: skip
+                               (lam, "λ at the end", "no unit")):  # fmt: skip
         _rows(axes, groups)
         axes.set_title(label, fontsize=style.LEGEND, color=style.INK)
         axes.set_xlabel(where, fontsize=style.LEGEND, color=style.INK)

@@ -122,25 +122,25 @@ def _law(run: Run) -> tuple[Any, ...]:
 
 def _constant(run: Run) -> float | None:
     """The lambda that ``fixed`` kept."""
-    strength = run.column("lambda")
-    strength = strength[np.isfinite(strength)]
-    return float(strength[0]) if _controller(run) == "fixed" and strength.size else None
+    lam = run.column("lambda")
+    lam = lam[np.isfinite(lam)]
+    return float(lam[0]) if _controller(run) == "fixed" and lam.size else None
 
 
 def _level(run: Run) -> float:
-    _, target, strength = _law(run)
-    return next((float(value) for value in (target, strength) if isinstance(value, int | float)), 0.0)
+    _, target, lam = _law(run)
+    return next((float(value) for value in (target, lam) if isinstance(value, int | float)), 0.0)
 
 
 def _label(run: Run, settings: Mapping[str, Any], varied: Iterable[str]) -> str:
-    controller, target, strength = _law(run)
+    controller, target, lam = _law(run)
     parts = [controller]
     if isinstance(target, int | float):
         parts.append(f"{'drift ≤' if run.holds_drift else 'S* ='} {style.percent(target)}")
     elif run.asks_for_size:
         parts.append("S* auto")
-    if strength is not None:
-        parts.append(f"λ = {strength:g}")
+    if lam is not None:
+        parts.append(f"λ = {lam:g}")
     apart = [f"{_SHORT.get(name, name.split('.')[-1])} {_word(settings.get(name))}" for name in varied]
     label = ", ".join(parts + apart)
     return label if len(label) <= _LONGEST else ", ".join([*parts, run.name[:_LONGEST]])

@@ -141,8 +141,8 @@ def _size_chart(run: Run) -> dict[str, Any]:
 
 
 def _all_zero(run: Run) -> bool:
-    strength = run.column("lambda")
-    return bool(np.isfinite(strength).any() and not (strength > 0).any())
+    lam = run.column("lambda")
+    return bool(np.isfinite(lam).any() and not (lam > 0).any())
 
 
 def _chart(

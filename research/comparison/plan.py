@@ -125,7 +125,7 @@ class Plan:
         if arm.at_chosen:
             settings["control.target_s"] = self.setpoint()
         if arm.derive == "pi-start":
-            start = LAWS["pi"](setpoint=self.setpoint()).initial_strength
+            start = LAWS["pi"](setpoint=self.setpoint()).lambda_start
             settings["control.lambda_init"] = _rounded(start)
         elif arm.derive:
             source = self.record(self._source(cell))
@@ -208,10 +208,10 @@ class Plan:
 
 def mean_strength(record: dict) -> float:
     """The time average of a run's lambda, to four digits: over the ticks, each weighted by the steps it held for."""
-    steps, strengths = [0, *record["ticks"]["step"]], record["ticks"]["lambda"]
+    steps, lams = [0, *record["ticks"]["step"]], record["ticks"]["lambda"]
     start = record["law"]["lambda_init"]
-    held = zip([start, *strengths[:-1]], steps[:-1], steps[1:], strict=True)
-    return _rounded(sum(strength * (stop - begin) for strength, begin, stop in held) / steps[-1])
+    held = zip([start, *lams[:-1]], steps[:-1], steps[1:], strict=True)
+    return _rounded(sum(lam * (stop - begin) for lam, begin, stop in held) / steps[-1])
 
 
 def _rounded(value: float) -> float:

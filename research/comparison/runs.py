@@ -116,9 +116,7 @@ def dotted_settings(spec: Spec, settings: dict[str, Any], folder: Path) -> dict[
 def _write_history(spec: Spec, evidence: Path, folder: Path) -> str:
     """The ticks of the finished run that is replayed, as the history that the controller reads; returns its path."""
     ticks = Evidence(evidence, spec.precision).records[spec.settings["control.replay"]]["ticks"]
-    records = [
-        {"step": step, "lambda": strength} for step, strength in zip(ticks["step"], ticks["lambda"], strict=True)
-    ]
+    records = [{"step": step, "lambda": lam} for step, lam in zip(ticks["step"], ticks["lambda"], strict=True)]
     RunFolder(folder).write_json(HISTORY, records)
     return str(folder / HISTORY)
 

@@ -29,7 +29,7 @@ class Curve:
     first. In bits per token where not said otherwise.
 
     Attributes:
-        strength: lambda.
+        lam: lambda.
         s: S, a ratio.
         train: DataBPT.
         validation: on the validation text.
@@ -38,7 +38,7 @@ class Curve:
         n_tokens: N.
     """
 
-    strength: np.ndarray
+    lam: np.ndarray
     s: np.ndarray
     train: np.ndarray
     validation: np.ndarray
@@ -65,11 +65,11 @@ class Curve:
     def under(self, factor: float) -> "Curve":
         """The same runs where sigma^2 is ``factor`` times as large."""
         param = self.param / factor
-        return replace(self, strength=self.strength * factor, s=param / (self.train + param))
+        return replace(self, lam=self.lam * factor, s=param / (self.train + param))
 
 
 QUANTITIES: dict[str, Callable[[Curve], np.ndarray]] = {
-    "λ": lambda runs: runs.strength,
+    "λ": lambda runs: runs.lam,
     "S": lambda runs: runs.s,
     "S / S at λ = 0": lambda runs: runs.s / runs.s[0],
     "ParamBPT": lambda runs: runs.param,
@@ -163,9 +163,9 @@ def _place(record: dict[str, Any] | None, base: dict[str, Any]) -> tuple[float, 
     s, train = (mean_of_known(record["ticks"][name][-LAST_TICKS:]) for name in ("s", "data_bpt"))
     if s is None or train is None or not 0 < s < 1:
         return None
-    strength, validation = record["settings"].get("control.lambda_init", 0.0), record["validation"]["final"]
+    lam, validation = record["settings"].get("control.lambda_init", 0.0), record["validation"]["final"]
     of_base = base["training"]["final"], base["validation"]["final"]
-    return strength, s, train, validation, *of_base, scores_of([record]).bits_per_token.item(), record["n_tokens"]
+    return lam, s, train, validation, *of_base, scores_of([record]).bits_per_token.item(), record["n_tokens"]
 
 
 def _judge(name: str, value: float, curves: dict[str, Curve]) -> dict[str, Any]:

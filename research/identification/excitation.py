@@ -72,11 +72,11 @@ class Excitation(Wrapper):
             level, counted = state.level, state.counted
             if 2 * state.tick >= self.settle:
                 counted += 1
-                level += (math.log(output.reg_strength) - level) / counted
+                level += (math.log(output.lam) - level) / counted
             return ExcitationState(law_state, tick, level, counted), output
         # ln lambda is a function of the tick alone, so a tick without a measurement steps like any other.
         number = (state.tick - self.settle) // self.dwell
         wanted = state.level + self.amplitude * self.signs(number + 1)[number]
-        strength, saturated = bounded_exp(wanted, self.law.lambda_min, self.law.lambda_max)
-        output = replace(output, reg_strength=strength, p_term=None, i_term=None, saturated=saturated)
+        lam, saturated = bounded_exp(wanted, self.law.lambda_min, self.law.lambda_max)
+        output = replace(output, lam=lam, p_term=None, i_term=None, saturated=saturated)
         return replace(state, law=law_state, tick=tick), output

@@ -78,9 +78,9 @@ class Plant:
         self.past = [0.0] * (d + 2)  # inputs, newest first
         self.y = 0.0
 
-    def tick(self, log_strength: float) -> float:
+    def tick(self, log_lam: float) -> float:
         """ln S a tick after lambda was set."""
-        self.past = [log_strength - self.at[0], *self.past[:-1]]
+        self.past = [log_lam - self.at[0], *self.past[:-1]]
         self.y = self.a * self.y + self.b0 * self.past[-2] + self.b1 * self.past[-1]
         return self.at[1] + self.y
 
@@ -102,14 +102,14 @@ def simulate(
     """
     plant, state, y = Plant(model, at), controller.init(), at[1]
     added = np.zeros(ticks) if noise is None else np.asarray(noise, dtype=np.float64)
-    log_s, log_strength, outputs = [], [], []
+    log_s, log_lam, outputs = [], [], []
     for k in range(ticks):
         # A huge step of an unstable loop may leave what S can be; the plant saturates there as the real S does.
         s = min(math.exp(max(y + float(added[k]), -700.0)), 0.999) if math.isfinite(added[k]) else math.nan
-        measured = Measurement(s=s, data_bpt=1.0, param_bpt=s / (1 - s), travel=float(k + 1))
+        measured = Measurement(s=s, data_bpt=1.0, param_bpt=s / (1 - s), lr_sum=float(k + 1))
         state, output = controller.update(state, measured)
         log_s.append(y)
-        log_strength.append(math.log(output.reg_strength))
+        log_lam.append(math.log(output.lam))
         outputs.append(output)
-        y = plant.tick(log_strength[-1])
-    return np.array(log_s), np.array(log_strength), outputs
+        y = plant.tick(log_lam[-1])
+    return np.array(log_s), np.array(log_lam), outputs

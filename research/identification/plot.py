@@ -95,9 +95,9 @@ def _plot_fit(axes: Axes, result: dict[str, Any]) -> None:
 
 def _plot_strength(axes: Axes, result: dict[str, Any]) -> None:
     record, start = result["excitation"], result["fit"]["start"]
-    strength = np.exp(numbers(record["log_lambda"]))
-    axes.plot(np.arange(1, len(strength) + 1), strength, color=style.VERMILION, linewidth=2.0, drawstyle="steps-post")
-    style.log_scale(axes, strength[strength > 0])
+    lam = np.exp(numbers(record["log_lambda"]))
+    axes.plot(np.arange(1, len(lam) + 1), lam, color=style.VERMILION, linewidth=2.0, drawstyle="steps-post")
+    style.log_scale(axes, lam[lam > 0])
     _mark_phases(axes, start)
     axes.text(0.01, 0.03, "closed loop", transform=axes.transAxes, fontsize=style.LEGEND, color=style.INK)
     axes.annotate(
@@ -112,7 +112,7 @@ def _plot_strength(axes: Axes, result: dict[str, Any]) -> None:
     model = result["model"]
     words = (f"{sign} = {model[name]['value']:.2g} ± {model[name]['standard_error']:.1g}" for sign, name in _SIGNS)
     axes.set_xlabel(f"ticks of the step test    ({',  '.join(words)})", fontsize=style.LEGEND, color=style.INK)
-    axes.set_xlim(0, 1.01 * len(strength))
+    axes.set_xlim(0, 1.01 * len(lam))
 
 
 _SIGNS = (("K", "gain"), ("τ", "tau"), ("θ", "theta"))

@@ -72,7 +72,7 @@ def identify(request: Request, config: StepTest, console: Console, as_json: bool
         result |= _proposal(seen, gains, config.step)
         if config.verify:
             # Lambda is named, so that its feed-forward does not move with S*: the prediction is of the gains alone.
-            proposed = replace(law, kp=gains.kp, ki=gains.ki, lambda_init=law.initial_strength)
+            proposed = replace(law, kp=gains.kp, ki=gains.ki, lambda_init=law.lambda_start)
             ticks = config.settle + _follow(config, proposed, fit.model)
             stepped = SetpointStep(proposed, config.settle, config.step)
             # A seed of its own, so that it does not meet the noise that the model was fitted to.

@@ -124,8 +124,8 @@ class Cascade:
             )
 
     @property
-    def initial_strength(self) -> float:
-        return self._inner(self._first_odds).initial_strength
+    def lambda_start(self) -> float:
+        return self._inner(self._first_odds).lambda_start
 
     @property
     def _first_odds(self) -> float:

@@ -18,14 +18,14 @@ class CPRState:
     Attributes:
         ema: filter of ln S, for the log.
         ticks: valid ticks so far.
-        strengths: lambda of each matrix; empty before the first valid tick.
+        lams: lambda of each matrix; empty before the first valid tick.
         bounds: the most bits per token of each matrix; 0 for one that has none yet.
         output: the last output that was not held; a tick without a valid measurement repeats it.
     """
 
     ema: Ema
     ticks: int
-    strengths: tuple[float, ...]
+    lams: tuple[float, ...]
     bounds: tuple[float, ...]
     output: Output
 
@@ -83,7 +83,7 @@ class CPR:
             )
 
     @property
-    def initial_strength(self) -> float:
+    def lambda_start(self) -> float:
         return 0.0
 
     def init(self) -> CPRState:
@@ -96,17 +96,15 @@ class CPR:
             return state, replace(state.output, held=True)
         ticks = state.ticks + 1
         bounds = self._bounds(state.bounds or (0.0,) * len(costs), costs, ticks)
-        before = state.strengths or (0.0,) * len(costs)
-        strengths = tuple(
-            self._multiplier(strength, cost, bound) for strength, cost, bound in zip(before, costs, bounds, strict=True)
-        )
+        before = state.lams or (0.0,) * len(costs)
+        lams = tuple(self._multiplier(lam, cost, bound) for lam, cost, bound in zip(before, costs, bounds, strict=True))
         output = Output(
-            reg_strength=math.fsum(strengths) / len(strengths),
+            lam=math.fsum(lams) / len(lams),
             smoothed=reading.smoothed,
-            saturated=max(strengths) >= self.lambda_max,
-            layers=strengths,
+            saturated=max(lams) >= self.lambda_max,
+            layers=lams,
         )
-        return CPRState(reading.ema, ticks, strengths, bounds, output), output
+        return CPRState(reading.ema, ticks, lams, bounds, output), output
 
     def _bounds(self, bounds: tuple[float, ...], costs: tuple[float, ...], ticks: int) -> tuple[float, ...]:
         if self.cpr_bound is not None:
@@ -116,7 +114,7 @@ class CPR:
         least = MIN_SHARE * sum(cost / len(costs) for cost in costs)
         return tuple(bound or (cost if cost >= least else 0.0) for bound, cost in zip(bounds, costs, strict=True))
 
-    def _multiplier(self, strength: float, cost: float, bound: float) -> float:
+    def _multiplier(self, lam: float, cost: float, bound: float) -> float:
         if not bound:
-            return strength
-        return clip(strength + self.mu * (cost / bound - 1), 0.0, self.lambda_max)
+            return lam
+        return clip(lam + self.mu * (cost / bound - 1), 0.0, self.lambda_max)

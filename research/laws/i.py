@@ -33,9 +33,9 @@ class Integral(Feedback):
     def __post_init__(self) -> None:
         check(self, "ki", "error_limit")
 
-    def act(self, error: float, reg_strength: float) -> Output:
+    def act(self, error: float, lam: float) -> Output:
         in_deadband = abs(error) < self.deadband
         change = 0.0 if in_deadband else self.ki * clip(error, -self.error_limit, self.error_limit)
-        wanted = math.log(reg_strength) + change
-        strength, saturated = bounded_exp(wanted, self.lambda_min, self.lambda_max)
-        return Output(strength, i_term=math.log(strength), saturated=saturated, in_deadband=in_deadband)
+        wanted = math.log(lam) + change
+        lam, saturated = bounded_exp(wanted, self.lambda_min, self.lambda_max)
+        return Output(lam, i_term=math.log(lam), saturated=saturated, in_deadband=in_deadband)

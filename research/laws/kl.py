@@ -52,7 +52,7 @@ class KL:
             raise ValueError(f"kp {self.kp}: must be below {1 / ERROR_LIMIT:g}, or a tick could make lambda negative")
 
     @property
-    def initial_strength(self) -> float:
+    def lambda_start(self) -> float:
         return self.lambda_init
 
     def init(self) -> FeedbackState:
@@ -65,7 +65,7 @@ class KL:
         if kl is None or not math.isfinite(kl) or not math.isfinite(measurement.s):
             return state, replace(state.output, held=True)
         change = self.kp * clip(kl / self.target_kl - 1, -ERROR_LIMIT, ERROR_LIMIT)
-        wanted = math.log(state.output.reg_strength) + math.log1p(change)
-        strength, saturated = bounded_exp(wanted, self.lambda_min, self.lambda_max)
-        output = Output(strength, smoothed=reading.smoothed, saturated=saturated)
+        wanted = math.log(state.output.lam) + math.log1p(change)
+        lam, saturated = bounded_exp(wanted, self.lambda_min, self.lambda_max)
+        output = Output(lam, smoothed=reading.smoothed, saturated=saturated)
         return FeedbackState(reading.ema, output), output

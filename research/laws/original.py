@@ -74,7 +74,7 @@ class Original:
         require(0 < self.leak <= 1, f"leak {self.leak}: must be in (0, 1]")
 
     @property
-    def initial_strength(self) -> float:
+    def lambda_start(self) -> float:
         return self.lambda_init
 
     def init(self) -> OriginalState:
@@ -90,7 +90,7 @@ class Original:
         error = ema.mean - self.setpoint
         positive = ema.mean > 0
         seen = Output(
-            reg_strength=state.output.reg_strength,
+            lam=state.output.lam,
             smoothed=ema.mean if positive else None,
             error=math.log(ema.mean / self.setpoint) if positive else None,
         )
@@ -100,13 +100,13 @@ class Original:
         if abs(error) <= self.deadband:
             output = replace(seen, p_term=0.0, i_term=integral, saturated=state.output.saturated, in_deadband=True)
             return OriginalState(ema, integral, output), output
-        strength = state.output.reg_strength
-        outwards = (strength <= self.lambda_min and error < 0) or (strength >= self.lambda_max and error > 0)
+        lam = state.output.lam
+        outwards = (lam <= self.lambda_min and error < 0) or (lam >= self.lambda_max and error > 0)
         if not outwards:
             integral = clip(integral + self.ki * error, -self.integral_limit, self.integral_limit)
         p_term = self.kp * error
 
         # Bound.
-        strength, saturated = bounded_exp(math.log(strength) + p_term + integral, self.lambda_min, self.lambda_max)
-        output = replace(seen, reg_strength=strength, p_term=p_term, i_term=integral, saturated=saturated)
+        lam, saturated = bounded_exp(math.log(lam) + p_term + integral, self.lambda_min, self.lambda_max)
+        output = replace(seen, lam=lam, p_term=p_term, i_term=integral, saturated=saturated)
         return OriginalState(ema, integral, output), output

@@ -25,8 +25,8 @@ class Proportional(Feedback):
     def __post_init__(self) -> None:
         check(self, "kp")
 
-    def act(self, error: float, reg_strength: float) -> Output:
+    def act(self, error: float, lam: float) -> Output:
         p_term = self.kp * error
         wanted = math.log(self.lambda_init) + p_term
-        strength, saturated = bounded_exp(wanted, self.lambda_min, self.lambda_max)
-        return Output(strength, p_term=p_term, saturated=saturated)
+        lam, saturated = bounded_exp(wanted, self.lambda_min, self.lambda_max)
+        return Output(lam, p_term=p_term, saturated=saturated)

@@ -51,7 +51,7 @@ class Projection:
         check(self)
 
     @property
-    def initial_strength(self) -> float:
+    def lambda_start(self) -> float:
         return 0.0
 
     def init(self) -> ProjectionState:
@@ -63,7 +63,7 @@ class Projection:
             return state, replace(state.output, held=True)
         data = state.data.update(measurement.data_bpt, self.ema_alpha)
         output = Output(
-            reg_strength=0.0,
+            lam=0.0,
             smoothed=reading.smoothed,
             error=reading.error,
             param_bound=data.mean * self.setpoint / (1 - self.setpoint),

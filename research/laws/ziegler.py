@@ -30,9 +30,9 @@ class Ziegler(Feedback):
     def __post_init__(self) -> None:
         check(self, "gain", "error_limit")
 
-    def act(self, error: float, reg_strength: float) -> Output:
+    def act(self, error: float, lam: float) -> Output:
         s = self.setpoint * math.exp(error)
         relative = s / (1 - s) * (1 - self.setpoint) / self.setpoint - 1 if s < 1 else math.inf
         change = self.gain * clip(relative, -self.error_limit, self.error_limit)
-        strength, saturated = bounded_exp(math.log(reg_strength) + math.log1p(change), self.lambda_min, self.lambda_max)
-        return Output(strength, p_term=change, saturated=saturated)
+        lam, saturated = bounded_exp(math.log(lam) + math.log1p(change), self.lambda_min, self.lambda_max)
+        return Output(lam, p_term=change, saturated=saturated)

@@ -19,7 +19,7 @@ from granite_scu.control import (
     Output,
     Replay,
 )
-from granite_scu.control.laws.base import AdapterBenefit, Slopes, restored
+from granite_scu.control.laws.base import AdapterBenefit, Slopes, as_stored, restored
 
 UNUSABLE = [math.nan, math.inf, -math.inf]
 ERRORS = [0.0, 3.0, math.inf, math.nan, 0.0]
@@ -42,7 +42,7 @@ MEASUREMENTS = st.lists(
         kl=st.one_of(st.none(), NUMBERS),
         step=st.integers(0, 100),
         progress=st.floats(0, 1),
-        travel=st.floats(0, 1),
+        lr_sum=st.floats(0, 1),
         saved=st.one_of(st.none(), st.builds(AdapterBenefit, *[SAVINGS] * 4)),
         slopes=st.one_of(st.none(), st.builds(Slopes, *[SAVINGS] * 4)),
     ),
@@ -58,17 +58,17 @@ def check_invariants(law: Controller[Any], measurements: list[Measurement]) -> N
     state, outputs = run(law, measurements)
     for output in outputs:
         json.dumps(asdict(output), allow_nan=False)
-        assert all(low <= strength <= high for strength in (output.reg_strength, *(output.layers or ())))
+        assert all(low <= lam <= high for lam in (output.lam, *(output.layers or ())))
         assert output.param_bound is None or output.param_bound >= 0  # of the smallest number there is, a half is zero
     assert run(law, measurements) == (state, outputs)
-    again = restored(law.init(), json.loads(json.dumps(asdict(state), allow_nan=False)))
+    again = restored(law.init(), json.loads(json.dumps(as_stored(asdict(state)), allow_nan=False)))
     assert again == state
     assert run(law, measurements, again) == run(law, measurements, state)
 
 
 def check_held(law: Controller[Any], bad: float) -> None:
     """A tick whose S is no measurement is held."""
-    assert law.update(law.init(), seen(bad))[1].reg_strength == law.initial_strength
+    assert law.update(law.init(), seen(bad))[1].lam == law.lambda_start
     state, (_, before) = run(law, [seen(0.01), seen(0.03)])
     held_state, (held,) = run(law, [seen(bad)], state)
     assert held_state == state
@@ -105,6 +105,6 @@ LAWS: dict[str, st.SearchStrategy[Controller[Any]]] = {
         lambda_init=st.one_of(st.none(), st.floats(0.01, 100)),
         **BOUNDS,
     ),
-    "replay": st.builds(Replay, steps=st.just((0, 20)), strengths=st.tuples(STRENGTHS, STRENGTHS)),
+    "replay": st.builds(Replay, steps=st.just((0, 20)), lams=st.tuples(STRENGTHS, STRENGTHS)),
     "auto": st.builds(AutoSetpoint, st.builds(PI, setpoint=st.floats(1e-4, 0.9), **BOUNDS), rate=st.floats(0.01, 3)),
 }

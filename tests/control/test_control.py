@@ -22,7 +22,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones_and_the_nearest():
 
 @pytest.mark.parametrize("name", CONTROLLERS)
 def test_a_controller_is_an_immutable_value(name):
-    settings = {"target_s": 0.02, "steps": (1,), "strengths": (0.1,)}  # the last two of a replay
+    settings = {"target_s": 0.02, "steps": (1,), "lams": (0.1,)}  # the last two of a replay
     controller = build(name, **settings)
     assert is_dataclass(controller)
     assert controller == build(name, **settings)
@@ -40,8 +40,8 @@ from granite_scu.control.laws.feedback import Feedback
 class Stepping(Feedback):
     factor: float = 1.2
 
-    def act(self, error, reg_strength):
-        return Output(reg_strength * (self.factor if error > 0 else 1 / self.factor))
+    def act(self, error, lam):
+        return Output(lam * (self.factor if error > 0 else 1 / self.factor))
 
 
 class Thawed(Stepping):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from granite_scu.control import CONTROLLERS, Controller, Measurement, Output, build
-from granite_scu.control.laws.base import PROBED_SCALE, AdapterBenefit
+from granite_scu.control.laws.base import PROBED_SCALE, AdapterBenefit, as_stored
 
 FOLDER = Path(__file__).parent
 TICKS = 48
@@ -33,7 +33,7 @@ LEARNING_RATE = 3e-4
 
 SETTINGS: dict[str, Any] = {"target_s": 0.02, "lambda_init": 0.5, "lambda_min": 0.05, "lambda_max": 1.5}
 OF_A_LAW: dict[str, dict[str, Any]] = {
-    "replay": {"steps": (5, 20, 60, 61, 150), "strengths": (0.4, 0.2, 0.0, 1.2, 0.7), "initial": 0.3},
+    "replay": {"steps": (5, 20, 60, 61, 150), "lams": (0.4, 0.2, 0.0, 1.2, 0.7), "initial": 0.3},
 }
 OF_PI: dict[str, dict[str, Any]] = {
     "pi-feed-forward": {"target_s": 0.05, "lambda_init": None},
@@ -53,14 +53,14 @@ class Plant:
 
     def __init__(self) -> None:
         self.layers = [0.0, 0.0, 0.0]
-        self.travel = 0.0
+        self.lr_sum = 0.0
 
     def advance(self, tick: int, action: Output) -> None:
-        self.travel += EVERY * LEARNING_RATE * (1 + math.cos(math.pi * (tick - 1) / TICKS)) / 2
+        self.lr_sum += EVERY * LEARNING_RATE * (1 + math.cos(math.pi * (tick - 1) / TICKS)) / 2
         surge = 6.0 if tick in SURGE else 1.0
-        strengths = action.layers or (action.reg_strength,) * 3
-        for i, (pull, strength) in enumerate(zip((0.02, 0.05, 0.08), strengths, strict=True)):
-            self.layers[i] += (surge * pull / (1 + strength) - self.layers[i]) / 6
+        lams = action.layers or (action.lam,) * 3
+        for i, (pull, lam) in enumerate(zip((0.02, 0.05, 0.08), lams, strict=True)):
+            self.layers[i] += (surge * pull / (1 + lam) - self.layers[i]) / 6
         total = math.fsum(self.layers)
         if action.param_bound is not None and total > action.param_bound:
             self.layers = [layer * action.param_bound / total for layer in self.layers]
@@ -83,7 +83,7 @@ class Plant:
             kl=math.inf if failed else total,
             step=EVERY * tick,
             progress=tick / TICKS,
-            travel=self.travel,
+            lr_sum=self.lr_sum,
             saved=AdapterBenefit(*(saved(scale, bend) for bend in (held_out, 8.0) for scale in (1.0, PROBED_SCALE)))
             if tick and tick % VALIDATED == 0
             else None,
@@ -100,13 +100,13 @@ def controller(case: str) -> Controller[Any]:
 def trajectory(law: Controller[Any]) -> list[dict[str, Any]]:
     """The outputs of a controller on the plant, tick by tick. At the first nothing is learned yet: S = 0."""
     plant = Plant()
-    state, output = law.init(), Output(law.initial_strength)
+    state, output = law.init(), Output(law.lambda_start)
     outputs = []
     for tick in range(TICKS + 1):
         if tick:
             plant.advance(tick, output)
         state, output = law.update(state, plant.measure(tick))
-        outputs.append(asdict(output))
+        outputs.append(as_stored(asdict(output)))
     return json.loads(json.dumps(outputs, allow_nan=False))
 
 

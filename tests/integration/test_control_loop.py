@@ -17,7 +17,7 @@ def history(train):
 def test_more_lambda_means_less_param_bpt(history):
     """Lambda reaches the weights: three constants, six decades apart, and nothing else changed."""
     argv = ("--controller", "fixed", "--max-steps", 12, "--learning-rate", 6e-3, "--warmup-steps", 1)
-    weak, medium, strong = (history(*argv, "--lambda-init", strength)[-1] for strength in (1e-3, 1.0, 1e3))
+    weak, medium, strong = (history(*argv, "--lambda-init", lam)[-1] for lam in (1e-3, 1.0, 1e3))
     assert weak["step"] == medium["step"] == strong["step"] == 12
     assert weak["param_bpt"] > 1.2 * medium["param_bpt"]
     assert medium["param_bpt"] > 10 * strong["param_bpt"]

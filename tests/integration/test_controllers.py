@@ -166,10 +166,10 @@ def test_a_law_that_heeds_no_setpoint_shows_none(launch, corpus, flags_of, tmp_p
 
 
 def test_a_replay_of_a_runs_own_history_is_the_same_run(trained, flags_of, recorded):
-    strengths = [record["lambda"] for record in history(recorded)]
-    assert len(set(strengths)) > 1
+    lams = [record["lambda"] for record in history(recorded)]
+    assert len(set(lams)) > 1
     replayed = trained(*flags_of("replay"))
-    assert [record["lambda"] for record in history(replayed)] == strengths
+    assert [record["lambda"] for record in history(replayed)] == lams
     assert adapter(replayed) == adapter(recorded) != adapter(trained(*flags_of("none")))
 
 

@@ -87,7 +87,7 @@ class Watch(L.Callback):
         self.acted: list[tuple[float, float]] = []
 
     def on_before_optimizer_step(self, trainer, module, optimizer) -> None:
-        self.acted.append((module.reg_strength, optimizer.param_groups[0]["lr"]))
+        self.acted.append((module.lam, optimizer.param_groups[0]["lr"]))
 
     def on_train_batch_end(self, trainer, module, *_) -> None:
         if trainer.global_step == self.save and not self.path.exists():
@@ -102,7 +102,7 @@ class Noted(TrainerCallback):
         self.acted: list[tuple[float, float]] = []
 
     def on_pre_optimizer_step(self, args, state, control, *, optimizer, **kwargs) -> None:
-        self.acted.append((self.callback._running.reg_strength, optimizer.param_groups[0]["lr"]))
+        self.acted.append((self.callback._running.lam, optimizer.param_groups[0]["lr"]))
 
 
 class InFp16(Trainer):
@@ -266,16 +266,16 @@ def test_it_ticks_every_so_many_optimizer_steps_and_once_more_at_the_end(run, ma
 def test_lambda_is_that_of_the_law_alone_and_stays_until_the_next_tick(run):
     ran = run(10, schedule="linear")
     law, rates = law_of({}, 5), [rate for _, rate in ran.acted]
-    state, strengths = law.init(), [law.initial_strength]
+    state, lams = law.init(), [law.lambda_start]
     for tick in ran.ticks:
         measured = {name: tick[name] for name in ("s", "data_bpt", "param_bpt")}
-        state, output = law.update(state, Measurement(**measured, travel=sum(rates[: tick["step"]])))
-        strengths.append(output.reg_strength)
-        assert tick["lambda"] == pytest.approx(output.reg_strength)
+        state, output = law.update(state, Measurement(**measured, lr_sum=sum(rates[: tick["step"]])))
+        lams.append(output.lam)
+        assert tick["lambda"] == pytest.approx(output.lam)
         assert (tick["p_term"], tick["i_term"]) == pytest.approx((output.p_term, output.i_term))
-    assert len(set(strengths)) > 3
-    assert [acted for acted, _ in ran.acted] == pytest.approx([x for x in strengths[:-1] for _ in range(2)])
-    assert ran.plant.reg_strength == ran.loop.action.reg_strength == pytest.approx(strengths[-1])
+    assert len(set(lams)) > 3
+    assert [acted for acted, _ in ran.acted] == pytest.approx([x for x in lams[:-1] for _ in range(2)])
+    assert ran.plant.lam == ran.loop.action.lam == pytest.approx(lams[-1])
 
 
 def test_lambda_is_that_of_the_law_alone_when_it_is_fed_drift(run):
@@ -285,9 +285,9 @@ def test_lambda_is_that_of_the_law_alone_when_it_is_fed_drift(run):
     for tick in ran.ticks:
         f = tick["drift_bpt"]
         assert tick["drift"] == pytest.approx(f / base_bpt)
-        measured = Measurement(f / (f + base_bpt), base_bpt, f, travel=sum(rates[: tick["step"]]))
+        measured = Measurement(f / (f + base_bpt), base_bpt, f, lr_sum=sum(rates[: tick["step"]]))
         state, output = law.update(state, measured)
-        assert tick["lambda"] == pytest.approx(output.reg_strength)
+        assert tick["lambda"] == pytest.approx(output.lam)
     assert len({tick["lambda"] for tick in ran.ticks}) > 3 and ran.ticks[-1]["penalty_grad_norm"] > 0
     assert all(tick.get("s_target") is None and 0 < tick["s"] < 1 for tick in ran.ticks)
 
@@ -298,7 +298,7 @@ def test_at_its_lower_bound_lambda_anchors_nothing_and_drift_is_still_measured(r
     ran = run(24, max_drift=0.9, lambda_min=0.9, lambda_init=1.0)
     rested = next(tick["step"] for tick in ran.ticks if tick["saturated"])
     assert ran.ticks[0]["lambda"] == 1.0 and ran.ticks[-1]["lambda"] == 0.9
-    assert seen == list(range(rested)) and ran.plant.reg_strength == 0
+    assert seen == list(range(rested)) and ran.plant.lam == 0
     assert ran.ticks[-1]["drift_bpt"] > ran.ticks[0]["drift_bpt"]
 
 
@@ -376,14 +376,14 @@ def test_a_tick_counts_applied_steps_and_makes_up_for_skipped_ones(run, make_bat
     assert [(tick["step"], tick["skipped"]) for tick in ran.ticks] == [(2, 0), (4, 0), (8, 2)]
     assert ran.ticks[-1]["tokens"] == sum(counts) - counts[4] - counts[5] and not ran.ticks[-1]["held"]
     rates = [rate for _, rate in ran.acted]
-    assert ran.loop.travel == pytest.approx(sum(rates) - rates[4] - rates[5])
+    assert ran.loop.lr_sum == pytest.approx(sum(rates) - rates[4] - rates[5])
 
 
 def test_an_end_without_an_applied_step_holds_lambda(run):
     ran = run(6, skip=(4, 5))
     held, before = ran.loop.latest, next(tick for tick in ran.ticks if tick["step"] == 4)
     assert held["held"] and not before["held"]
-    assert held["lambda"] == before["lambda"] == ran.plant.reg_strength > 0
+    assert held["lambda"] == before["lambda"] == ran.plant.lam > 0
     assert (held["step"], held["tokens"]) == (6, before["tokens"])
     assert math.isnan(held["data_bpt"]) and math.isnan(held["s"])
 

@@ -134,8 +134,8 @@ def test_decayed_factors_shrink_the_update_by_rho_and_its_description_by_the_squ
 
 
 @given(st.floats(0, 1e30), st.floats(0, 10))
-def test_no_step_takes_more_than_half_of_a_factor(strength, learning_rate):
-    assert 0.5 <= decay(strength, learning_rate, sigma=0.02, n_tokens=1000) <= 1
+def test_no_step_takes_more_than_half_of_a_factor(lam, learning_rate):
+    assert 0.5 <= decay(lam, learning_rate, sigma=0.02, n_tokens=1000) <= 1
 
 
 def test_a_projection_worked_out_by_hand():

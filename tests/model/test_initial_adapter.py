@@ -88,7 +88,7 @@ def test_lambda_pulls_back_to_the_adapter_and_by_exactly_its_gradient(from_adapt
     with torch.no_grad():
         for factor in factors(module):
             factor.add_(0.01 * torch.randn(factor.shape, generator=torch.Generator().manual_seed(2)))
-    module.reg_strength = 0.5
+    module.lam = 0.5
     explicit = sum(
         (u.scale * (u.b @ u.a - u.origin[1] @ u.origin[0])).square().sum() for u in module.updates.values()
     ) / (2 * module.prior_sigma**2)

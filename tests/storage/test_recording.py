@@ -22,7 +22,7 @@ def written(folder, text: str):
 
 
 def test_a_folder_and_its_history_are_the_same(folder):
-    expected = {"steps": (4, 8, 10), "strengths": (0.2, 0.3, 0.4), "initial": 0.2}
+    expected = {"steps": (4, 8, 10), "lams": (0.2, 0.3, 0.4), "initial": 0.2}
     assert read_recording(folder) == read_recording(folder / "scu_history.json") == expected
 
 

@@ -24,13 +24,13 @@ FAST = {"learning_rate": 5e-2}
 class Anchored(L.Callback):
     """Has drift on some general text join the loss, and keeps what the optimizer is given."""
 
-    def __init__(self, general: list[dict], strength: float = LAMBDA) -> None:
-        self.general, self.strength, self.given = general, strength, []
+    def __init__(self, general: list[dict], lam: float = LAMBDA) -> None:
+        self.general, self.lam, self.given = general, lam, []
         self.drifts, self.modes = [], []
 
     def on_train_start(self, trainer, module):
         self.part = GeneralPart(module.as_trained(), self.general)
-        module.drift_gradient, module.reg_strength = self.part.gradient, self.strength
+        module.drift_gradient, module.lam = self.part.gradient, self.lam
         self.at_first = self.part.read().bpt
         optimizer = trainer.optimizers[0]
         optimizer.register_step_post_hook(lambda *_: self.given.append([p.grad.clone() for p in module.factors]))
@@ -277,9 +277,9 @@ def test_its_norm_is_told_apart_from_the_losss(make_module, fit, make_batches):
 def test_of_a_base_in_4_bits_too(make_module, fit, make_batches):
     """The base's side and the model's have the same rounded weights: drift is 0 at first, and then it is held."""
     ends = []
-    for strength in (0.0, 300.0):
+    for lam in (0.0, 300.0):
         module = make_module(base={"name": TINY_MODEL, "quantize_4bit": True}, optimizer={"learning_rate": 1e-3})
-        anchored = Anchored(make_batches(1, seed=9), strength)
+        anchored = Anchored(make_batches(1, seed=9), lam)
         fit(module, make_batches(8), callbacks=[anchored])
         assert anchored.at_first == 0
         ends.append(anchored.drifts[-1][0])

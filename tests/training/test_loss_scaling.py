@@ -53,25 +53,25 @@ def trained(make_module, fit, make_batches) -> list[torch.Tensor]:
 def test_lambda_adds_exactly_its_gradient_whatever_the_scale(
     make_module, make_fp16, fit_fp16, make_batches, trained, scale
 ):
-    strength, prior, given = 3.0, {"sigma": 0.002, "n_tokens": 1}, {}
-    for each in (0.0, strength):
+    lam, prior, given = 3.0, {"sigma": 0.002, "n_tokens": 1}, {}
+    for each in (0.0, lam):
         module = make_fp16(**prior)
         set_factors(module, trained)
-        module.reg_strength = each
+        module.lam = each
         fit_fp16(module, make_batches(2), scale, accumulate_grad_batches=2)
         given[each] = module.given
     exact = make_module(**prior)
     set_factors(exact, trained)
     assert error(given[0.0], mean_gradient(exact, make_batches(2))) < 0.01  # of fp16's rounding
-    penalty = [strength * gradient for gradient in description_gradient(exact)]
+    penalty = [lam * gradient for gradient in description_gradient(exact)]
     assert norm(penalty) > norm(given[0.0])  # so that fp32 can tell the difference
-    assert error(minus(given[strength], given[0.0]), penalty) < rounding(2 * (32 + 4))  # as in test_module
+    assert error(minus(given[lam], given[0.0]), penalty) < rounding(2 * (32 + 4))  # as in test_module
 
 
 def test_a_penalty_that_overflows_skips_the_step_and_not_the_scale(make_fp16, fit_fp16, make_batches, trained):
     module = make_fp16(sigma=1e-12, n_tokens=1)
     set_factors(module, trained)
-    module.reg_strength = 1e24
+    module.lam = 1e24
     scaler = fit_fp16(module, make_batches(2)).precision_plugin.scaler
     window = module.read_window()
     assert (window.applied, window.skipped) == (0, 2)
@@ -82,7 +82,7 @@ def test_a_penalty_that_overflows_skips_the_step_and_not_the_scale(make_fp16, fi
 def test_clipping_acts_on_the_unscaled_sum(make_fp16, fit_fp16, make_batches, trained):
     module = make_fp16(optimizer={"gradient_clip": 0.25}, sigma=0.002, n_tokens=1)
     set_factors(module, trained)
-    module.reg_strength = 3.0
+    module.lam = 3.0
     fit_fp16(module, make_batches(1))
     assert norm(module.given) == pytest.approx(0.25, rel=1e-4)
 

@@ -130,13 +130,13 @@ def error(found, expected) -> float:
     return norm(minus(found, expected)) / norm(expected)
 
 
-def run(make_module, fit, batches, strength=0.0, weights=None, **arguments) -> tuple[GraniteModule, list[Step]]:
+def run(make_module, fit, batches, lam=0.0, weights=None, **arguments) -> tuple[GraniteModule, list[Step]]:
     """Train under the probe; returns the module and what its steps were given."""
     settings = {name: arguments.pop(name) for name in ("accumulate_grad_batches", "callbacks") if name in arguments}
     module = make_module(UnderSGD, **arguments)
     if weights:
         set_factors(module, weights)
-    module.reg_strength = strength
+    module.lam = lam
     trainer = fit(module, batches, **settings)
     return module, trainer.optimizers[0].seen
 
@@ -144,20 +144,20 @@ def run(make_module, fit, batches, strength=0.0, weights=None, **arguments) -> t
 # Lambda
 
 
-@pytest.mark.parametrize("strength", [0.03, 300.0])
-def test_lambda_adds_exactly_its_multiple_of_the_description_gradient(make_module, fit, make_batches, strength):
+@pytest.mark.parametrize("lam", [0.03, 300.0])
+def test_lambda_adds_exactly_its_multiple_of_the_description_gradient(make_module, fit, make_batches, lam):
     """At weights that training has reached, where B is not zero."""
     trained, _ = run(make_module, fit, make_batches(3))
     assert all(u.b.any() for u in trained.updates.values())
     weights = [factor.detach().clone() for factor in trained.factors]
     # A prior this narrow makes the penalty larger than the data's gradient, so that fp32 can tell the difference.
-    prior = {"sigma": 0.02 * math.sqrt(0.03 / strength), "n_tokens": 1}
+    prior = {"sigma": 0.02 * math.sqrt(0.03 / lam), "n_tokens": 1}
     (without,), (with_penalty,) = (
-        run(make_module, fit, make_batches(1), each, weights, **prior)[1] for each in (0.0, strength)
+        run(make_module, fit, make_batches(1), each, weights, **prior)[1] for each in (0.0, lam)
     )
     set_factors(trained, weights)
     trained.prior_sigma, trained.n_tokens = prior["sigma"], prior["n_tokens"]
-    expected = [strength * gradient for gradient in description_gradient(trained)]
+    expected = [lam * gradient for gradient in description_gradient(trained)]
     assert norm(expected) > norm(without.gradient)
     assert error(minus(with_penalty.gradient, without.gradient), expected) < rounding(
         2 * (32 + 4)
@@ -167,13 +167,13 @@ def test_lambda_adds_exactly_its_multiple_of_the_description_gradient(make_modul
 def test_every_step_follows_the_gradient_under_the_lambda_of_that_step(make_module, fit, make_batches):
     class SetStrength(L.Callback):
         def on_train_batch_start(self, trainer, module, batch, index):
-            module.reg_strength = [0.0, 5.0, 50.0][index // 2]
+            module.lam = [0.0, 5.0, 50.0][index // 2]
 
     batches = make_batches(6)
     module, steps = run(make_module, fit, batches, accumulate_grad_batches=2, callbacks=[SetStrength()])
-    for i, (strength, step) in enumerate(zip([0.0, 5.0, 50.0], steps, strict=True)):
+    for i, (lam, step) in enumerate(zip([0.0, 5.0, 50.0], steps, strict=True)):
         set_factors(module, step.weights)
-        objective = plus(mean_gradient(module, batches[2 * i : 2 * i + 2]), description_gradient(module), strength)
+        objective = plus(mean_gradient(module, batches[2 * i : 2 * i + 2]), description_gradient(module), lam)
         assert error(step.gradient, objective) < rounding(2 * OF_SMALL)  # there and back
 
 
@@ -199,12 +199,12 @@ def start(make_module):
 def test_decoupled_lambda_shrinks_the_update_by_exactly_its_factor_and_no_gradient(
     make_module, fit, make_batches, start
 ):
-    strength, decoupled = 2.0, {"actuator": "decoupled"}
+    lam, decoupled = 2.0, {"actuator": "decoupled"}
     (plain, (without,)), (shrunk, (with_lambda,)) = (
-        run(make_module, fit, make_batches(1), each, start, **decoupled) for each in (0.0, strength)
+        run(make_module, fit, make_batches(1), each, start, **decoupled) for each in (0.0, lam)
     )
     assert norm(minus(with_lambda.gradient, without.gradient)) == 0
-    rho = math.exp(-RATE * strength / (plain.prior_sigma**2 * plain.n_tokens))
+    rho = math.exp(-RATE * lam / (plain.prior_sigma**2 * plain.n_tokens))
     assert 0.5 < rho < 0.9
     for one, other in zip(shrunk.updates.values(), plain.updates.values(), strict=True):
         assert error([product(one)], [rho * product(other)]) < rounding(16)  # the factors', and over the rank
@@ -216,10 +216,10 @@ def test_decoupled_lambda_shrinks_the_update_by_exactly_its_factor_and_no_gradie
 def test_decoupled_lambda_acts_at_the_rate_of_the_step(make_module, fit, make_batches, start):
     """With the learning rate at half its peak, and at every step."""
     modules = []
-    for strength in (0.0, 2.0):
+    for lam in (0.0, 2.0):
         module = make_module(UnderSGD, actuator="decoupled", optimizer={"learning_rate": 123.0})
         set_factors(module, start)
-        module.reg_strength = strength
+        module.lam = lam
 
         class Halve(L.Callback):
             def on_train_start(self, trainer, module):
@@ -236,17 +236,17 @@ def test_decoupled_lambda_acts_at_the_rate_of_the_step(make_module, fit, make_ba
 
 def test_a_constant_decoupled_lambda_is_adamws_weight_decay(make_module, fit, make_batches, start):
     """Of lambda / (2 sigma^2 N), but for terms of second order in the learning rate."""
-    rate, strength, batches = 1e-3, 40.0, make_batches(6)
+    rate, lam, batches = 1e-3, 40.0, make_batches(6)
 
-    def trained(strength: float = 0.0, weight_decay: float = 0.0) -> list[torch.Tensor]:
+    def trained(lam: float = 0.0, weight_decay: float = 0.0) -> list[torch.Tensor]:
         module = make_module(actuator="decoupled", optimizer={"learning_rate": rate, "weight_decay": weight_decay})
         set_factors(module, start)
-        module.reg_strength = strength
+        module.lam = lam
         fit(module, batches)
         return module.factors
 
     sigma, n_tokens = make_module().prior_sigma, make_module().n_tokens
-    free, ours, adamw = trained(), trained(strength), trained(weight_decay=strength / (2 * sigma**2 * n_tokens))
+    free, ours, adamw = trained(), trained(lam), trained(weight_decay=lam / (2 * sigma**2 * n_tokens))
     assert norm(minus(ours, free)) > 0.05 * norm(free)
     assert norm(minus(ours, adamw)) < 0.03 * norm(minus(ours, free))
 
@@ -257,7 +257,7 @@ def test_a_skipped_step_leaves_the_update_alone_in_every_way(make_module, fit, m
     module = make_module(cls, actuator="decoupled")
     set_factors(module, start)
     if way == "decoupled":
-        module.reg_strength = 2.0
+        module.lam = 2.0
     else:
         module.param_bound = 1e-6
     (batch,) = make_batches(1)
@@ -267,16 +267,16 @@ def test_a_skipped_step_leaves_the_update_alone_in_every_way(make_module, fit, m
 
 def test_each_matrix_may_have_a_lambda_of_its_own(make_module, fit, make_batches, start):
     gradients = []
-    strengths = None
+    lams = None
     for scale in (0.0, 1.0):
         module = make_module(UnderSGD, n_tokens=1)
         set_factors(module, start)
-        strengths = tuple(0.5 + 0.25 * i for i in range(len(module.updates)))
-        module.reg_strength, module.layer_strengths = 77.0, tuple(scale * strength for strength in strengths)
+        lams = tuple(0.5 + 0.25 * i for i in range(len(module.updates)))
+        module.lam, module.layer_lams = 77.0, tuple(scale * lam for lam in lams)
         (step,) = fit(module, make_batches(1)).optimizers[0].seen
         gradients.append(step.gradient)
     set_factors(module, start)
-    expected = [strengths[i // 2] * gradient for i, gradient in enumerate(description_gradient(module))]
+    expected = [lams[i // 2] * gradient for i, gradient in enumerate(description_gradient(module))]
     assert error(minus(gradients[1], gradients[0]), expected) < rounding(2 * OF_SMALL)
 
 
@@ -285,12 +285,12 @@ def test_each_matrix_may_shrink_by_a_lambda_of_its_own(make_module, fit, make_ba
     for scale in (0.0, 1.0):
         module = make_module(UnderSGD, actuator="decoupled")
         set_factors(module, start)
-        strengths = tuple(0.1 * i for i in range(len(module.updates)))
-        module.layer_strengths = tuple(scale * strength for strength in strengths)
+        lams = tuple(0.1 * i for i in range(len(module.updates)))
+        module.layer_lams = tuple(scale * lam for lam in lams)
         fit(module, make_batches(1))
         ends.append(list(module.updates.values()))
-    for strength, plain, shrunk in zip(strengths, *ends, strict=True):
-        rho = math.exp(-RATE * strength / (0.02**2 * 1000))
+    for lam, plain, shrunk in zip(lams, *ends, strict=True):
+        rho = math.exp(-RATE * lam / (0.02**2 * 1000))
         assert error([product(shrunk)], [rho * product(plain)]) < rounding(16)
 
 
@@ -323,7 +323,7 @@ def test_projection_leaves_a_shorter_description_alone(make_module, fit, make_ba
 
 def test_lambda_on_the_factors_adds_their_own_gradient(make_module, fit, make_batches, start):
     (without,), (with_penalty,) = (
-        run(make_module, fit, make_batches(1), strength, start, measure="factors")[1] for strength in (0.0, 3.0)
+        run(make_module, fit, make_batches(1), lam, start, measure="factors")[1] for lam in (0.0, 3.0)
     )
     module = make_module(measure="factors")
     set_factors(module, start)
@@ -471,7 +471,7 @@ def test_a_compiled_model_is_compiled_once(small_and_deeper, make_module, fit, m
 
     class Steer(L.Callback):
         def on_train_batch_start(self, trainer, module, batch, index):
-            module.reg_strength = 0.1 * index
+            module.lam = 0.1 * index
 
         def on_train_batch_end(self, trainer, module, *_):
             trainer.datamodule = held_out
@@ -523,16 +523,16 @@ def test_clipping_acts_on_the_sum_of_data_and_penalty(make_module, fit, make_bat
     weights = [factor.detach().clone() for factor in start.factors]
     batches = make_batches(1)
     data, penalty = mean_gradient(start, batches), description_gradient(start)
-    strength = norm(data) / norm(penalty)  # as large as the data's
-    whole = plus(data, penalty, strength)
+    lam = norm(data) / norm(penalty)  # as large as the data's
+    whole = plus(data, penalty, lam)
     limit = norm(data) / 10
-    module, (step,) = run(make_module, fit, batches, strength, weights, optimizer={"gradient_clip": limit})
+    module, (step,) = run(make_module, fit, batches, lam, weights, optimizer={"gradient_clip": limit})
     assert norm(step.gradient) == pytest.approx(limit, rel=1e-4)
     assert error(step.gradient, [limit / norm(whole) * gradient for gradient in whole]) < 1e-4
     window = module.read_window()
     assert window.grad_norm == pytest.approx(norm(whole), rel=rounding(2 * OF_SMALL))  # before clipping
     assert window.data_grad_norm == pytest.approx(norm(data), rel=rounding(2 * OF_SMALL))
-    assert window.penalty_grad_norm == pytest.approx(strength * norm(penalty), rel=rounding(2 * OF_SMALL))
+    assert window.penalty_grad_norm == pytest.approx(lam * norm(penalty), rel=rounding(2 * OF_SMALL))
 
 
 def test_a_gradient_below_the_limit_is_not_touched(make_module, fit, make_batches):
@@ -565,7 +565,7 @@ def test_a_step_with_a_loss_that_is_not_finite_is_skipped(make_module, fit, make
     states = States()
     module, batches = make_module(cls), make_batches(6)
     batches[3] = poison(module, batches[3])
-    module.reg_strength = 1.0
+    module.lam = 1.0
     (optimizer,) = fit(module, batches, accumulate_grad_batches=2, callbacks=[states]).optimizers
     first, skipped, third = states.seen[1::2]
     assert same(first, skipped)
@@ -573,7 +573,7 @@ def test_a_step_with_a_loss_that_is_not_finite_is_skipped(make_module, fit, make
     assert all(torch.isfinite(t).all() for t in third)
     window = module.read_window()
     assert (window.applied, window.skipped) == (2, 1)
-    assert window.travel == pytest.approx(2 * optimizer.param_groups[0]["lr"])
+    assert window.lr_sum == pytest.approx(2 * optimizer.param_groups[0]["lr"])
     assert window.tokens == sum(supervised(batches[i]) for i in (0, 1, 4, 5))
     assert math.isfinite(window.nats) and math.isfinite(window.grad_norm)
 
@@ -591,7 +591,7 @@ def test_a_step_with_a_penalty_that_is_not_finite_is_skipped(make_module, fit, m
     module = make_module(cls, sigma=1e-12, n_tokens=1)
     trained_factors(module)
     before = [factor.detach().clone() for factor in module.factors]
-    module.reg_strength = 1e24
+    module.lam = 1e24
     fit(module, make_batches(1))
     assert same(before, module.factors)
     window = module.read_window()
@@ -632,7 +632,7 @@ def test_nothing_waits_for_the_device_between_ticks(
             waits.__exit__(None, None, None)
 
     module = make_module(actuator="loss" if way == "loss" else "decoupled", optimizer={"gradient_clip": 1.0})
-    module.reg_strength, module.param_bound = (0.0, 1e-6) if way == "projection" else (1.0, None)
+    module.lam, module.param_bound = (0.0, 1e-6) if way == "projection" else (1.0, None)
     batches = make_batches(4)
     if documents:
         batches = [batch | {"documents": torch.tensor([[0] * 5 + [1] * 7, [0] * 12])} for batch in batches]

@@ -34,15 +34,15 @@ def make(tmp_path):
     """Makes and reads a finished run; ``shift`` moves its measurements, so that runs can be told apart."""
     counter = iter(range(100))
 
-    def make(controller="pi", target=0.02, strength=None, seed=42, shift=0.0, test=5.85, ticks=40, **changes):
+    def make(controller="pi", target=0.02, lam=None, seed=42, shift=0.0, test=5.85, ticks=40, **changes):
         history = [
             each | {"s": each["s"] + shift, "s_ema": each["s_ema"] + shift, "data_bpt": each["data_bpt"] + shift}
             for each in rising(ticks)
         ]
         for each in history:
             each["s_target"] = target
-            each["lambda"] = each["lambda"] if strength is None else strength
-        control = {"controller": controller, "lambda_init": strength} | changes.pop("control", {})
+            each["lambda"] = each["lambda"] if lam is None else lam
+        control = {"controller": controller, "lambda_init": lam} | changes.pop("control", {})
         asked = settings(seed=seed, control=control, **changes)
         metrics = METRICS | {"adapter_test_bpt": test}
         folder = tmp_path / f"run{next(counter)}"
@@ -101,7 +101,7 @@ def test_a_setting_that_the_law_does_not_heed_sets_nothing_apart(make):
 
 
 def test_a_grid_is_in_its_order_and_told_apart_in_grey_and_by_the_colour_blind(make):
-    grid = [make("fixed", None, strength) for strength in (1.0, 0.01, 0.1)]
+    grid = [make("fixed", None, lam) for lam in (1.0, 0.01, 0.1)]
     found = group([make(), *grid, make("none", None, 0.0)])
     assert [each.label for each in found] == [
         "pi, S* = 2 %",
@@ -163,9 +163,9 @@ def test_one_run_is_drawn_as_it_was_measured(make):
     groups = group([run])
     (s,) = figures.plot_s(groups).axes
     np.testing.assert_array_equal(lines(s)["S at each tick"].get_ydata(), run.column("s"))
-    (strength,) = figures.plot_lambda(groups).axes
-    assert strength.get_yscale() == "log"
-    np.testing.assert_array_equal(lines(strength)["λ"].get_ydata(), run.column("lambda"))
+    (lam,) = figures.plot_lambda(groups).axes
+    assert lam.get_yscale() == "log"
+    np.testing.assert_array_equal(lines(lam)["λ"].get_ydata(), run.column("lambda"))
     (data,) = figures.plot_data_bpt(groups).axes
     np.testing.assert_array_equal(lines(data)["DataBPT at each tick"].get_ydata(), run.column("data_bpt"))
     mean = lines(data)["running mean"].get_ydata()
@@ -198,11 +198,11 @@ def test_the_phase_plot_ends_on_the_line_of_the_setpoint(make):
 
 
 def test_the_summary_has_the_test_score_and_the_base(make):
-    scored, s, strength = figures.plot_summary(group([make()])).axes
+    scored, s, lam = figures.plot_summary(group([make()])).axes
     assert scored.get_xlabel() == "bits per token" and scored.texts[0].get_text() == "base 6.500"
     assert lines(scored)["median"].get_xdata().item() == 5.85
     assert lines(s)["median"].get_xdata().item() == pytest.approx(rising()[-1]["s_ema"])
-    assert lines(strength)["median"].get_xdata().item() == pytest.approx(10) and strength.get_xscale() == "log"
+    assert lines(lam)["median"].get_xdata().item() == pytest.approx(10) and lam.get_xscale() == "log"
 
 
 def test_a_base_far_off_is_said_in_words_and_squeezes_nothing(make):
@@ -214,7 +214,7 @@ def test_a_base_far_off_is_said_in_words_and_squeezes_nothing(make):
 
 
 def test_a_grid_against_pi_has_a_line_each_and_one_band_for_the_one_setpoint(make):
-    runs = [make(), *(make("fixed", None, strength) for strength in (0.01, 1.0))]
+    runs = [make(), *(make("fixed", None, lam) for lam in (0.01, 1.0))]
     figure = figures.plot_s(group(runs))
     (axes,) = figure.axes
     assert {"pi, S* = 2 %", "fixed, λ = 0.01", "fixed, λ = 1"} == {name for name in lines(axes) if name[0] != "_"}
@@ -269,8 +269,8 @@ def test_what_cannot_be_drawn_is_named(make):
     assert figures.plot_phase(groups[1:]).axes[0].texts[0].get_text() == "λ = 0"
     never = group([replace(run, validations=()) for each in groups for run in each.runs])
     assert figures.plot_validation(never).axes[0].texts[0].get_text() == "never validated"
-    *_, strength = figures.plot_summary(groups).axes
-    assert strength.texts[0].get_text() == "λ = 0"
+    *_, lam = figures.plot_summary(groups).axes
+    assert lam.texts[0].get_text() == "λ = 0"
 
 
 def test_the_summary_of_several_has_every_seed(make):

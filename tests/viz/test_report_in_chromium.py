@@ -139,12 +139,12 @@ def test_the_buttons_zoom(opened):
 
 
 def test_the_lines_are_where_the_numbers_are(opened, finished):
-    strength = read_run(finished).column("lambda")
+    lam = read_run(finished).column("lambda")
     trace = opened.evaluate("document.querySelector('#chart-lambda path.line').getAttribute('d')")
     corners = trace.replace("M", "").replace("V", ",").split("H")
     heights = np.array([float(corner.split(",")[-1]) for corner in corners])
-    assert len(heights) == len(strength)
-    slopes = np.diff(heights) / np.diff(np.log(strength))
+    assert len(heights) == len(lam)
+    slopes = np.diff(heights) / np.diff(np.log(lam))
     assert slopes == pytest.approx(slopes[0], abs=2), "a logarithmic axis"
     assert slopes[0] < 0
 

@@ -8,10 +8,10 @@ from statistics import covariance
 from typing import Any
 
 from granite_scu.control.diagnostics.fit import line
-from granite_scu.control.laws.base import require, require_setpoint
+from granite_scu.control.laws.base import STORED_AS, require, require_setpoint
 from granite_scu.control.units import per_cent
 
-NEXT, NOW, POSITION, STRENGTH, CHANGE = range(5)
+NEXT, NOW, POSITION, LOG_LAMBDA, CHANGE = range(5)
 """What a tick is described by: the speed after and before it, ln ParamBPT, ln lambda, and the change of ln lambda."""
 
 MIN_TICKS = 12
@@ -22,7 +22,7 @@ MIN_TICKS = 12
 class Effect:
     """How clearly the adapter has slowed under more lambda. Pure: ``update`` returns the next one.
 
-    Its speed v is the change of the root of ParamBPT per travel, in which free growth is steady and a falling learning
+    Its speed v is the change of the root of ParamBPT per lr_sum, in which free growth is steady and a falling learning
     rate cancels; ParamBPT is exact, so no noise of the data is in it. Over all ticks k since the first
 
         v_{k+1} ~ 1 + v_k + ln ParamBPT_k + ln lambda_k              that lambda's level acts
@@ -38,7 +38,7 @@ class Effect:
         count: ticks with all five values.
         mean: of each of them.
         products: sums of the products of their deviations from the mean, row by row.
-        last: root of ParamBPT, travel and ln lambda at the newest tick; then ``NOW`` to ``CHANGE`` of it.
+        last: root of ParamBPT, lr_sum and ln lambda at the newest tick; then ``NOW`` to ``CHANGE`` of it.
     """
 
     count: int = 0
@@ -46,20 +46,20 @@ class Effect:
     products: tuple[tuple[float, ...], ...] = ((0.0,) * 5,) * 5
     last: tuple[float, ...] = ()
 
-    def update(self, param_bpt: float, reg_strength: float, travel: float) -> "Effect":
-        """One tick more. One without a logarithm interrupts the series, one without travel says nothing."""
-        if not (0 < param_bpt < math.inf and 0 < reg_strength < math.inf and math.isfinite(travel)):
+    def update(self, param_bpt: float, lam: float, lr_sum: float) -> "Effect":
+        """One tick more. One without a logarithm interrupts the series, one at a learning rate of 0 says nothing."""
+        if not (0 < param_bpt < math.inf and 0 < lam < math.inf and math.isfinite(lr_sum)):
             return replace(self, last=())
-        root, strength = math.sqrt(param_bpt), math.log(reg_strength)
+        root, u = math.sqrt(param_bpt), math.log(lam)
         if not self.last:
-            return replace(self, last=(root, travel, strength))
-        root_before, travel_before, strength_before, *described = self.last
-        if travel <= travel_before:
+            return replace(self, last=(root, lr_sum, u))
+        root_before, lr_sum_before, u_before, *described = self.last
+        if lr_sum <= lr_sum_before:
             return self
-        speed = (root - root_before) / (travel - travel_before)
+        speed = (root - root_before) / (lr_sum - lr_sum_before)
         after = self._with((speed, *described)) if described else self
-        now = (speed, math.log(param_bpt), strength, strength - strength_before)
-        return replace(after, last=(root, travel, strength, *now))
+        now = (speed, math.log(param_bpt), u, u - u_before)
+        return replace(after, last=(root, lr_sum, u, *now))
 
     def _with(self, values: Sequence[float]) -> "Effect":
         """Means and products with one more tick in them (Welford, "Note on a method", Technometrics 4, 1962)."""
@@ -78,7 +78,7 @@ class Effect:
         """Mean of the two t values, negative where more lambda slows the adapter; 0 where nothing can be said."""
         if self.count < MIN_TICKS:
             return 0.0
-        level = self._t_value(STRENGTH, (NOW, POSITION))
+        level = self._t_value(LOG_LAMBDA, (NOW, POSITION))
         return (level + self._t_value(CHANGE, (NOW,))) / 2
 
     def _t_value(self, cause: int, covariates: Sequence[int]) -> float:
@@ -111,7 +111,7 @@ class Tick:
     Attributes:
         step: optimizer steps done.
         s: the smoothed S; None where there was none.
-        reg_strength: lambda that was set at it.
+        lam: lambda that was set at it.
         data_bpt: loss since the tick before, in bits per token.
         saturated: lambda rests on a bound.
         held: the measurement was unusable.
@@ -119,19 +119,19 @@ class Tick:
         authority: how strongly lambda is applied: the norm of its gradient over that of the data's, as measured, or,
             under the decoupled actuator, the share of the update that lambda and the learning rate are to take away
             between two ticks, as computed; 0 where it acts on nothing. What becomes of it, ``effect`` says.
-        travel: sum of the learning rates of all steps so far, over that at which S first came up to its band; 0 before.
+        lr_sum: sum of the learning rates of all steps so far, over that at which S first came up to its band; 0 before.
         effect: ``control.effect``'s score of all ticks from there to this one; negative where lambda slows the adapter.
     """
 
     step: int
     s: float | None
-    reg_strength: float
+    lam: float
     data_bpt: float
     saturated: bool
     held: bool
     in_deadband: bool
     authority: float
-    travel: float
+    lr_sum: float
     effect: float
 
 
@@ -158,7 +158,7 @@ class Equilibrium:
        lambda, beyond what its own course explains (``control.effect``, at or below -``min_effect``). This is evidence
        from a closed loop, and no proof. And there must have been something to hold: the weights travelled so far in
        the window that an adapter let go would have crossed the whole band, if it grew as it did when S rose (the root
-       of ParamBPT with the travel), which is assumed. At the end of a schedule, where weights hardly move, S rests
+       of ParamBPT with lr_sum), which is assumed. At the end of a schedule, where weights hardly move, S rests
        whatever lambda does.
     4. DataBPT has stopped falling: the fall along its least-squares line is within its uncertainty (one-sided 95 %,
        widened for the correlation of neighbouring residuals), and that uncertainty leaves room for no fall of more than
@@ -205,8 +205,8 @@ class Equilibrium:
 
     def _open_loop(self, ticks: Sequence[Tick]) -> str | None:
         for tick in ticks:
-            if not 0 < tick.reg_strength < math.inf:
-                return f"lambda is {tick.reg_strength:g} at step {tick.step}"
+            if not 0 < tick.lam < math.inf:
+                return f"lambda is {tick.lam:g} at step {tick.step}"
             for fault in ("saturated", "held", "in_deadband"):
                 if getattr(tick, fault):
                     return f"{fault.replace('_', ' ')} at step {tick.step}"
@@ -222,7 +222,7 @@ class Equilibrium:
 
     def _unmoved(self, ticks: Sequence[Tick]) -> str | None:
         low, high = (1 - self.band) * self.setpoint, (1 + self.band) * self.setpoint
-        begin, end = ticks[0].travel, ticks[-1].travel
+        begin, end = ticks[0].lr_sum, ticks[-1].lr_sum
         if not 0 < begin <= end < math.inf:
             return "S has not risen to its band yet"
         free = low / (1 - low) * (1 + end - begin) ** 2  # the odds of S: ParamBPT over DataBPT
@@ -235,7 +235,7 @@ class Equilibrium:
 
     def _not_answering(self, ticks: Sequence[Tick]) -> str | None:
         errors = [math.log((tick.s or 0.0) / self.setpoint) for tick in ticks]
-        changes = [math.log(b.reg_strength / a.reg_strength) for a, b in pairwise(ticks)]
+        changes = [math.log(b.lam / a.lam) for a, b in pairwise(ticks)]
         if max(changes) - min(changes) < 1e-12:
             return "lambda does not move"
         explained, gains = _regression(errors[1:], errors[:-1], changes)
@@ -274,9 +274,12 @@ class Equilibrium:
 
 
 def from_mappings(mappings: Sequence[Mapping[str, Any]]) -> tuple[Tick, ...]:
-    """The window that ``dataclasses.asdict`` made mappings of; nothing where ticks had other fields then."""
-    names = {field.name for field in fields(Tick)}
-    return tuple(Tick(**mapping) for mapping in mappings) if all(set(one) == names for one in mappings) else ()
+    """The window that ``as_stored`` made mappings of; nothing where ticks had other fields then."""
+    names = [field.name for field in fields(Tick)]
+    stored = [STORED_AS.get(name, name) for name in names]
+    if any(set(one) != set(stored) for one in mappings):
+        return ()
+    return tuple(Tick(*(one[name] for name in stored)) for one in mappings)
 
 
 def _regression(a: Sequence[float], b: Sequence[float], y: Sequence[float]) -> tuple[float, tuple[float, float]]:

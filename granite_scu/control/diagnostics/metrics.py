@@ -88,11 +88,11 @@ def integral_absolute_error(points: Points) -> float | None:
     return area / (points[-1][0] - points[0][0])
 
 
-def actuator_travel(strengths: Sequence[float]) -> float | None:
+def actuator_travel(lams: Sequence[float]) -> float | None:
     """The sum of |change of ln lambda|; None for fewer than two lambdas, or one that has no logarithm."""
-    if len(strengths) < 2 or min(strengths) <= 0:
+    if len(lams) < 2 or min(lams) <= 0:
         return None
-    return sum(abs(math.log(b / a)) for a, b in pairwise(strengths))
+    return sum(abs(math.log(b / a)) for a, b in pairwise(lams))
 
 
 def _ratio(record: Mapping[str, Any]) -> float | None:

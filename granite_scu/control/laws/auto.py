@@ -188,8 +188,8 @@ class AutoSetpoint:
         require(1 < self.ahead < math.inf, f"ahead {self.ahead}: must be a factor above 1")
 
     @property
-    def initial_strength(self) -> float:
-        return self.law.initial_strength
+    def lambda_start(self) -> float:
+        return self.law.lambda_start
 
     def in_a_run_of(self, ticks: int) -> "AutoSetpoint":
         """This law, or in a run of fewer than ``SHORT`` ticks one that starts from ``FREE``: what was held back in its

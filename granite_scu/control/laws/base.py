@@ -64,7 +64,7 @@ class Measurement:
         kl: KL(adapted model || model as training began), in bits per token; None unless the controller ``needs_kl``.
         step: optimizer steps done.
         progress: the share of the run's optimizer steps that is done, 0 to 1.
-        travel: the learning rates of all applied steps so far, summed. Adam moves a weight by about the learning rate a
+        lr_sum: the learning rates of all applied steps so far, summed. Adam moves a weight by about the learning rate a
             step, whatever the gradient, so this is about how far one can have come. Not in units of the peak, which a
             resumed run may change: what was measured under the old one would then no longer compare.
     """
@@ -76,7 +76,7 @@ class Measurement:
     kl: float | None = None
     step: int = 0
     progress: float = 0.0
-    travel: float = 0.0
+    lr_sum: float = 0.0
     saved: AdapterBenefit | None = None
     slopes: Slopes | None = None
 
@@ -91,7 +91,7 @@ class Output:
     """What a tick has decided, and why. Every float is finite; None stands for undefined.
 
     Attributes:
-        reg_strength: lambda, nats of objective per nat of ParamNPT.
+        lam: lambda, nats of objective per nat of ParamNPT.
         smoothed: exp of the filtered ln S; None before the first valid measurement.
         error: ln(smoothed / setpoint), signed and not clipped; None without either.
         p_term: proportional part of ln lambda; None where the law has none.
@@ -100,7 +100,7 @@ class Output:
         held: the measurement was unusable, so this repeats the output before it; a law that uses no measurement goes
             on, and only what is logged of S is repeated.
         in_deadband: the error was too small to integrate.
-        layers: lambda of each adapted matrix, where the law tells them apart; ``reg_strength`` is then their mean.
+        layers: lambda of each adapted matrix, where the law tells them apart; ``lam`` is then their mean.
         param_bound: the most bits per token that the adapter may take; it is scaled down onto that after every
             optimizer step. None binds nothing.
         setpoint: S* of this tick, where it is not the controller's own throughout; None: it is.
@@ -109,7 +109,7 @@ class Output:
         best_scale_training: the factor that the training text would have it scaled by.
     """
 
-    reg_strength: float
+    lam: float
     smoothed: float | None = None
     error: float | None = None
     p_term: float | None = None
@@ -133,7 +133,7 @@ class Controller(Protocol[StateT]):
     ``check_length(ticks, validations)``, which raises ValueError in a run that is too short for it.
 
     What changes is the state, a frozen dataclass of floats, ints, bools, tuples and None (or of such dataclasses).
-    ``dataclasses.asdict`` makes it ready for JSON or a checkpoint, and ``restored`` undoes that.
+    ``as_stored`` of its ``dataclasses.asdict`` goes into JSON or a checkpoint, and ``restored`` undoes that.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -151,7 +151,7 @@ class Controller(Protocol[StateT]):
         """S*, a ratio in (0, 1); None where there is nothing to track."""
 
     @property
-    def initial_strength(self) -> float:
+    def lambda_start(self) -> float:
         """Lambda before the first tick."""
 
     def init(self) -> StateT:
@@ -161,17 +161,31 @@ class Controller(Protocol[StateT]):
         """One tick. Pure: equal arguments give equal results, on every rank."""
 
 
+STORED_AS = {"lam": "reg_strength", "lams": "strengths", "lr_sum": "travel"}
+"""Fields that have other names in checkpoints and in ``scu_config.json``: those that they had first."""
+
+
+def as_stored(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``dataclasses.asdict`` made of a state, under the names that files have."""
+    return {
+        STORED_AS.get(name, name): as_stored(value) if isinstance(value, Mapping) else value
+        for name, value in values.items()
+    }
+
+
 def restored(state: StateT, mapping: Mapping[str, Any]) -> StateT:
-    """The state that ``dataclasses.asdict`` turned into ``mapping``, also by way of JSON, which has no tuples.
+    """The state that ``as_stored`` has a ``mapping`` of, also by way of JSON, which has no tuples.
 
     Args:
         state: the controller's state before the first tick. It says which parts are dataclasses, and is what a part
             has that did not exist yet when ``mapping`` was written.
         mapping: the state to go back to.
     """
+    called = {stored: name for name, stored in STORED_AS.items() if not hasattr(state, stored)}
+    named = {called.get(name, name): value for name, value in mapping.items()}
     found = {
         name: restored(getattr(state, name), value) if isinstance(value, Mapping) else _as_tuples(value)
-        for name, value in mapping.items()
+        for name, value in named.items()
     }
     return cast(StateT, replace(cast(Any, state), **found))
 
@@ -212,8 +226,8 @@ def check(law: Controller[Any], *positive: str) -> None:
     low, high = given["lambda_min"], given["lambda_max"]
     bounds = f"must lie in [lambda_min, lambda_max] = [{low}, {high}], and both bounds be positive and finite"
     for name in ("lambda_min", "lambda_init", "lambda_end"):
-        strength = low if given.get(name) is None else given[name]
-        require(0 < low <= strength <= high < math.inf, f"{name} {strength}: {bounds}")
+        lam = low if given.get(name) is None else given[name]
+        require(0 < low <= lam <= high < math.inf, f"{name} {lam}: {bounds}")
 
 
 def clip(value: float, low: float, high: float) -> float:
@@ -221,10 +235,10 @@ def clip(value: float, low: float, high: float) -> float:
     return min(max(value, low), high)
 
 
-def bounded_exp(log_strength: float, low: float, high: float) -> tuple[float, bool]:
+def bounded_exp(exponent: float, low: float, high: float) -> tuple[float, bool]:
     """Lambda of that logarithm within [low, high], and whether it rests on one of them.
 
     Clipped before the exponential, which would overflow, and after it, as exp(ln high) can exceed high by a rounding.
     """
     bottom, top = math.log(low), math.log(high)
-    return clip(math.exp(clip(log_strength, bottom, top)), low, high), not bottom < log_strength < top
+    return clip(math.exp(clip(exponent, bottom, top)), low, high), not bottom < exponent < top

@@ -46,11 +46,11 @@ class Feedback(ABC):
         check(self)
 
     @abstractmethod
-    def act(self, error: float, reg_strength: float) -> Output:
+    def act(self, error: float, lam: float) -> Output:
         """Lambda for an error in ln S, with the terms it is made of, from the lambda so far."""
 
     @property
-    def initial_strength(self) -> float:
+    def lambda_start(self) -> float:
         return self.lambda_init
 
     def init(self) -> FeedbackState:
@@ -61,6 +61,6 @@ class Feedback(ABC):
         if not reading.valid:
             return state, replace(state.output, held=True)
         assert reading.error is not None
-        acted = self.act(reading.error, state.output.reg_strength)
+        acted = self.act(reading.error, state.output.lam)
         output = replace(acted, smoothed=reading.smoothed, error=reading.error)
         return FeedbackState(reading.ema, output), output

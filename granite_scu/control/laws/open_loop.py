@@ -32,11 +32,11 @@ class OpenLoop(ABC):
         check(self)
 
     @property
-    def initial_strength(self) -> float:
-        return self.strength(step=0, progress=0.0)
+    def lambda_start(self) -> float:
+        return self.at(step=0, progress=0.0)
 
     @abstractmethod
-    def strength(self, step: int, progress: float) -> float:
+    def at(self, step: int, progress: float) -> float:
         """Lambda from a tick on, by the optimizer steps done and the share of the run that they are, 0 to 1."""
 
     def init(self) -> Ema:
@@ -45,7 +45,7 @@ class OpenLoop(ABC):
     def update(self, state: Ema, measurement: Measurement) -> tuple[Ema, Output]:
         reading = read(state, measurement, self.ema_alpha, self.setpoint)
         output = Output(
-            reg_strength=self.strength(measurement.step, measurement.progress),
+            lam=self.at(measurement.step, measurement.progress),
             smoothed=reading.smoothed,
             error=reading.error,
             held=not reading.valid,
@@ -67,7 +67,7 @@ class Fixed(OpenLoop):
         super().__post_init__()
         require(0 <= self.lambda_init < math.inf, f"lambda_init {self.lambda_init}: must be finite and not negative")
 
-    def strength(self, step: int, progress: float) -> float:
+    def at(self, step: int, progress: float) -> float:
         return self.lambda_init
 
 
@@ -75,7 +75,7 @@ class Fixed(OpenLoop):
 class NoControl(OpenLoop):
     """No regularisation: lambda = 0. Attributes are those of ``OpenLoop``."""
 
-    def strength(self, step: int, progress: float) -> float:
+    def at(self, step: int, progress: float) -> float:
         return 0.0
 
 
@@ -100,18 +100,18 @@ class Schedule(OpenLoop):
     def weight(progress: float) -> float:
         """How much of the way from lambda_init to lambda_end is behind, 0 to 1."""
 
-    def strength(self, step: int, progress: float) -> float:
+    def at(self, step: int, progress: float) -> float:
         weight = self.weight(clip(progress, 0.0, 1.0))
         # Weighed, not added to: at both ends this is exact.
-        strength = (1 - weight) * self.lambda_init + weight * self.lambda_end
-        return clip(strength, self.lambda_min, self.lambda_max)
+        lam = (1 - weight) * self.lambda_init + weight * self.lambda_end
+        return clip(lam, self.lambda_min, self.lambda_max)
 
 
 @dataclass(frozen=True)
 class Linear(Schedule):
     """In a straight line, in lambda and not in its logarithm.
 
-    >>> Linear(lambda_init=1.0, lambda_end=0.5).strength(step=5, progress=0.5)
+    >>> Linear(lambda_init=1.0, lambda_end=0.5).at(step=5, progress=0.5)
     0.75
     """
 
@@ -139,25 +139,25 @@ class Replay(OpenLoop):
 
     Attributes, besides those of ``OpenLoop``:
         steps: optimizer steps of the recorded ticks, rising.
-        strengths: lambda from each of them on, not negative.
+        lams: lambda from each of them on, not negative.
         initial: lambda before the first of them.
     """
 
     steps: tuple[int, ...] = ()
-    strengths: tuple[float, ...] = ()
+    lams: tuple[float, ...] = ()
     initial: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(len(self.steps) == len(self.strengths) > 0, "steps and strengths: must be as many, and at least one")
+        require(len(self.steps) == len(self.lams) > 0, "steps and lams: must be as many, and at least one")
         require(all(a <= b for a, b in pairwise(self.steps)), "steps: must not fall")
-        valid = all(0 <= strength < math.inf for strength in (self.initial, *self.strengths))
-        require(valid, "strengths: must be finite and not negative")
+        valid = all(0 <= lam < math.inf for lam in (self.initial, *self.lams))
+        require(valid, "lams: must be finite and not negative")
 
     @property
-    def initial_strength(self) -> float:
+    def lambda_start(self) -> float:
         return self.initial
 
-    def strength(self, step: int, progress: float) -> float:
+    def at(self, step: int, progress: float) -> float:
         ticks = bisect_right(self.steps, step)
-        return self.strengths[ticks - 1] if ticks else self.initial
+        return self.lams[ticks - 1] if ticks else self.initial

@@ -29,8 +29,8 @@ class PIState:
         data: filter of ln DataBPT, for the law.
         position: ln(ParamBPT / filtered DataBPT), which is controlled; None before the first valid tick.
         slope: its smoothed change per tick.
-        growth: ParamBPT at the first valid tick over the square of the travel up to that tick.
-        travel: at the last valid tick.
+        growth: ParamBPT at the first valid tick over the square of lr_sum up to that tick.
+        lr_sum: at the last valid tick.
         pace: by how much that had grown since the valid tick before it.
         integral: the integral term that the next tick starts from, in ln lambda.
         bias: what is left of the bumpless start, in ln lambda.
@@ -42,7 +42,7 @@ class PIState:
     position: float | None
     slope: float
     growth: float
-    travel: float
+    lr_sum: float
     pace: float
     integral: float
     bias: float
@@ -70,8 +70,8 @@ class PI:
       does not wait for the filter.
     - Gain schedule: the plant's lag tau is about the time that Adam needs to carry the adapter to the norm that S*
       implies, which runs from one tick (small S*, high learning rate) to a hundred. ParamBPT starts as the square of
-      the travel (the summed learning rates), P = g travel^2, so the first tick tells g, and
-      tau_k = sqrt(P* / g) / (travel_k - travel_{k-1}) with P* = D S*/(1 - S*), in ticks; it grows as the learning rate
+      lr_sum (the summed learning rates), P = g lr_sum^2, so the first tick tells g, and
+      tau_k = sqrt(P* / g) / (lr_sum_k - lr_sum_{k-1}) with P* = D S*/(1 - S*), in ticks; it grows as the learning rate
       decays. Kp = min(stiffness tau, kp_limit), Ki = Kp / min(tau, integral_time): Skogestad's SIMC rules for a gain
       near -1. A gain that is given is taken as it is, at every tick; a Kp that is given alone has Ki = Kp / min(tau,
       integral_time) still, with a tau of one tick at least: nothing is learnt in less.
@@ -81,10 +81,10 @@ class PI:
     - Bumpless start: a bias -Kp e_0, quartered each tick, leaves lambda at the first valid tick where it was.
     - Conditional integration: at a bound, I keeps still while Ki e_k points outward, and so cannot wind up. It keeps
       still too while S rises from 0, which is the plant's doing, and lambda should learn nothing from it: while S is
-      below S* at the first tick and at those of a warm-up, where travel grows by 5 % more than in the tick before; and
+      below S* at the first tick and at those of a warm-up, where lr_sum grows by 5 % more than in the tick before; and
       while S is more than e_max below S* and on its way up, e_max or more within tau. In a warm-up S falls behind what
       tau says of it, and an integral that answers has to be unlearned: an overshoot. (Of a long one the first 20 ticks
-      count. Travel also grows by more over a held tick, so that the one after it is passed over too. Of the measure
+      count. It also grows by more over a held tick, so that the one after it is passed over too. Of the measure
       ``factors``, which begins above 0, the first tick costs it a tick.)
     - Lead: the error may be that of some ticks ahead, which makes it a PID law. A plant that rises past S* before
       lambda shows in it asks for that: lambda rises in time, and I does not fall on the way. S does not, drift does.
@@ -98,7 +98,7 @@ class PI:
     >>> law = PI(setpoint=0.02, kp=2.0, ki=0.3, lambda_init=0.5)
     >>> state, output = law.update(law.init(), Measurement(s=0.04, data_bpt=2.4, param_bpt=0.1))
     >>> state, output = law.update(state, Measurement(s=0.04, data_bpt=2.4, param_bpt=0.1))
-    >>> round(output.error, 4), round(output.reg_strength, 4)  # the odds are 2.04 times those of S*
+    >>> round(output.error, 4), round(output.lam, 4)  # the odds are 2.04 times those of S*
     (0.6931, 1.8069)
 
     Attributes:
@@ -150,11 +150,11 @@ class PI:
         return float(MARGINAL_SAVING * (self.setpoint / (1 - self.setpoint)) ** (-2 / 3))
 
     @property
-    def initial_strength(self) -> float:
+    def lambda_start(self) -> float:
         return clip(self.feed_forward, self.lambda_min, self.lambda_max)
 
     def init(self) -> PIState:
-        return PIState(Ema(), Ema(), None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, Output(self.initial_strength))
+        return PIState(Ema(), Ema(), None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, Output(self.lambda_start))
 
     def update(self, state: PIState, measurement: Measurement) -> tuple[PIState, Output]:
         log_s = measurement.log_s
@@ -173,7 +173,7 @@ class PI:
         kp, ki = self.gains(lag)
         p_term = kp * error
         bias = -p_term if first else state.bias
-        i_term = math.log(self.initial_strength) + state.integral + bias
+        i_term = math.log(self.lambda_start) + state.integral + bias
         wanted = i_term + p_term
         in_deadband = abs(state.ema.mean - math.log(self.setpoint)) < self.deadband
         warming = first or state.pace > WARMING * pace
@@ -184,10 +184,10 @@ class PI:
         low, high = math.log(self.lambda_min), math.log(self.lambda_max)
         if (wanted >= high and change > 0) or (wanted <= low and change < 0):
             change = 0.0
-        strength, saturated = bounded_exp(wanted, self.lambda_min, self.lambda_max)
+        lam, saturated = bounded_exp(wanted, self.lambda_min, self.lambda_max)
 
         output = Output(
-            reg_strength=strength,
+            lam=lam,
             smoothed=math.exp(state.ema.mean),
             error=state.ema.mean - math.log(self.setpoint),
             p_term=p_term,
@@ -211,9 +211,9 @@ class PI:
         data_bpt, param_bpt = math.exp(data.mean), measurement.param_bpt
         position = math.log(param_bpt / data_bpt)
         change = 0.0 if state.position is None else position - state.position
-        growth = state.growth or param_bpt / max(measurement.travel, TINY) ** 2
+        growth = state.growth or param_bpt / max(measurement.lr_sum, TINY) ** 2
         sought = data_bpt * self.setpoint / (1 - self.setpoint)
-        pace = measurement.travel - state.travel
+        pace = measurement.lr_sum - state.lr_sum
         lag = math.sqrt(sought / growth) / max(pace, TINY)
         observed = replace(
             state,
@@ -222,7 +222,7 @@ class PI:
             position=position,
             slope=state.slope + (change - state.slope) / 2,
             growth=growth,
-            travel=measurement.travel,
+            lr_sum=measurement.lr_sum,
             pace=pace,
         )
         return observed, lag

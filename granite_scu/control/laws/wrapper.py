@@ -37,8 +37,8 @@ class Wrapper:
         return self.law.setpoint
 
     @property
-    def initial_strength(self) -> float:
-        return self.law.initial_strength
+    def lambda_start(self) -> float:
+        return self.law.lambda_start
 
     def init(self) -> WrapperState:
         return WrapperState(self.law.init())

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import lightning as L
 
 from granite_scu.control.diagnostics.equilibrium import Effect, Equilibrium, Tick, from_mappings
-from granite_scu.control.laws.base import restored
+from granite_scu.control.laws.base import as_stored, restored
 from granite_scu.model.description_length import decay
 from granite_scu.training.callbacks.shannon_control import ControlTick, penalty_share
 from granite_scu.training.module import GraniteModule
@@ -54,21 +54,21 @@ class EquilibriumStop(L.Callback):
                 log.info("step %d: stops at equilibrium: %s", record["step"], decision.reason)
 
     def _observed(self, tick: ControlTick, module: GraniteModule) -> Tick:
-        record, travel = tick
+        record, lr_sum = tick
         if self.rise is None and (record["s_ema"] or 0.0) >= (1 - self.rule.band) * self.rule.setpoint:
-            self.rise = travel
+            self.rise = lr_sum
         if self.rise is not None:
-            self.effect = self.effect.update(record["param_bpt"], record["lambda"], travel)
+            self.effect = self.effect.update(record["param_bpt"], record["lambda"], lr_sum)
         return Tick(
             step=record["step"],
             s=record["s_ema"],
-            reg_strength=record["lambda"],
+            lam=record["lambda"],
             data_bpt=record["data_bpt"],
             saturated=record["saturated"],
             held=record["held"],
             in_deadband=record["in_deadband"],
             authority=self._authority(module, record),
-            travel=travel / self.rise if self.rise else 0.0,
+            lr_sum=lr_sum / self.rise if self.rise else 0.0,
             effect=self.effect.score,
         )
 
@@ -80,7 +80,7 @@ class EquilibriumStop(L.Callback):
 
     def state_dict(self) -> dict:
         return {
-            "ticks": [asdict(tick) for tick in self.ticks],
+            "ticks": [as_stored(asdict(tick)) for tick in self.ticks],
             "stopped_at": self.stopped_at,
             "rise": self.rise,
             "effect": asdict(self.effect),

@@ -18,11 +18,11 @@ class ControlTick(NamedTuple):
 
     Attributes:
         record: the line of ``scu_history.json``.
-        travel: sum of the learning rates of all applied steps so far.
+        lr_sum: sum of the learning rates of all applied steps so far.
     """
 
     record: dict
-    travel: float
+    lr_sum: float
 
 
 class Listener(Protocol):
@@ -90,7 +90,7 @@ class ShannonControl(L.Callback):
         for logger in trainer.loggers:
             logger.log_metrics(scalars, step=self.loop.step)
         for listener in self.listeners:
-            listener.on_tick(ControlTick(record, self.loop.travel), trainer, module)
+            listener.on_tick(ControlTick(record, self.loop.lr_sum), trainer, module)
 
     def _rates(self, window: Window) -> dict[str, Any]:
         rate = self.stopwatch.rate(self.loop.tokens)

@@ -44,7 +44,7 @@ def evidence(tmp_path) -> Evidence:
 def finish_run(evidence: Evidence, spec: Spec, validation=6.0, nats=None, tokens=(10, 20, 30)) -> dict:
     """Adds the record of a run as if it had been done, and returns it."""
     nats = nats or [validation * count for count in tokens]
-    strength = spec.settings.get("control.lambda_init", 0.0)
+    lam = spec.settings.get("control.lambda_init", 0.0)
     record = {
         "key": spec.key,
         "task": spec.task.name,
@@ -60,7 +60,7 @@ def finish_run(evidence: Evidence, spec: Spec, validation=6.0, nats=None, tokens
         "test": {"tokens": list(tokens), "final": nats, "best": nats},
         "law": {"lambda_init": 0.5},
         "training": {"final": 6.0, "tokens": 1024},
-        "ticks": {"step": [4, 8], "s": [0.1, 0.2], "lambda": [strength + spec.seed, 0.1], "data_bpt": [6.0, 5.0]},
+        "ticks": {"step": [4, 8], "s": [0.1, 0.2], "lambda": [lam + spec.seed, 0.1], "data_bpt": [6.0, 5.0]},
         "cpu_time_s": 60.0 if spec.settings["control.controller"] == "none" else 90.0,
         "wall_time_s": 100.0,
     }

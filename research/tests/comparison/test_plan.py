@@ -122,7 +122,7 @@ def test_p_and_i_start_where_pi_starts_and_original_within_its_own_bounds(protoc
     plan = Plan(protocol, evidence)
     drain(plan, finish)
     p, i, original = (plan.spec(Cell(protocol.tasks[1], called(protocol, name), 0)) for name in ("p", "i", "original"))
-    start = LAWS["pi"](setpoint=plan.setpoint()).initial_strength
+    start = LAWS["pi"](setpoint=plan.setpoint()).lambda_start
     assert p.settings["control.lambda_init"] == i.settings["control.lambda_init"] == pytest.approx(start, rel=1e-3)
     published = LAWS["original"]()
     assert original.law["lambda_min"] == published.lambda_min and original.law["lambda_max"] == published.lambda_max

@@ -56,12 +56,12 @@ def travels(record):
 
 def measurements(record):
     ticks = record["ticks"]
-    for k, (s, data_bpt, travel) in enumerate(zip(ticks["s"], ticks["data_bpt"], travels(record), strict=True)):
+    for k, (s, data_bpt, lr_sum) in enumerate(zip(ticks["s"], ticks["data_bpt"], travels(record), strict=True)):
         saved = [ticks[f"saved_{name}"][k] for name in AdapterBenefit._fields] if "saved_training" in ticks else [None]
         slopes = [ticks[f"savings_{name}"][k] for name in Slopes._fields] if "savings_training" in ticks else [None]
         param_bpt = s / (1 - s) * data_bpt
         yield Measurement(
-            s, data_bpt, param_bpt, travel=travel, saved=None if None in saved else AdapterBenefit(*saved),
+            s, data_bpt, param_bpt, lr_sum=lr_sum, saved=None if None in saved else AdapterBenefit(*saved),
             slopes=None if None in slopes else Slopes(*slopes),
         )  # fmt: skip
 
@@ -76,8 +76,8 @@ def deviation(record):
     nearly, state = [replace(law, doubt=doubt) for doubt in doubts] or [law], law.init()
     for measured, then in zip(measurements(record), record["ticks"]["lambda"], strict=True):
         found = [each.update(state, measured) for each in nearly]
-        state, output = min(found, key=lambda pair: abs(math.log(pair[1].reg_strength / then)))
-        worst = max(worst, abs(math.log(output.reg_strength / then)))
+        state, output = min(found, key=lambda pair: abs(math.log(pair[1].lam / then)))
+        worst = max(worst, abs(math.log(output.lam / then)))
     return worst
 
 

@@ -70,7 +70,7 @@ def test_another_sigma_moves_lambda_by_its_square_and_what_s_comes_to(swept):
     ours = {row["quantity"]: row for row in constants(swept) if (row["quantity"], row["value"]) in CARRIED}
     assert all(found[name, 1.0]["mean_excess"] == pytest.approx(row["mean_excess"]) for name, row in ours.items())
     # With half of sigma lambda = 0.03 does what 0.12 did, which lies a tenth of the way from 0.1 to 0.3.
-    s = [0.9 / (1 + 8 * strength) for strength in (0.1, 0.3, 1.0)]
+    s = [0.9 / (1 + 8 * lam) for lam in (0.1, 0.3, 1.0)]
     cost = [(4 + (value - 0.5) ** 2) / 4 - 1 for value in s]
     assert found["λ", 0.5]["excess"]["first"] == pytest.approx(0.9 * cost[0] + 0.1 * cost[1], rel=1e-3)
     # ParamBPT counts four times there, so that an S of 0.45 lies between the runs that ended at 0.26 and 0.1.

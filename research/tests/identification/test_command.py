@@ -111,10 +111,10 @@ def simulated(*plants):
     def train(job, ticks):
         job.folder.path.mkdir(parents=True)
         noise = np.random.default_rng(job.request.seed).normal(0, 0.03, ticks)
-        log_s, log_strength, outputs = simulate(job.controller, next(met), ticks, REST, noise)
+        log_s, log_lam, outputs = simulate(job.controller, next(met), ticks, REST, noise)
         return [
             {"step": k + 1, "lambda": math.exp(u), "s": math.exp(y + n), "s_ema": output.smoothed}
-            for k, (y, u, n, output) in enumerate(zip(log_s, log_strength, noise, outputs, strict=True))
+            for k, (y, u, n, output) in enumerate(zip(log_s, log_lam, noise, outputs, strict=True))
         ]
 
     return train

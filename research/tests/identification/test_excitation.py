@@ -20,9 +20,9 @@ def test_the_excitation_settles_and_then_steps_around_where_it_settled():
     state, outputs = run(controller, [seen(s) for s in values])
     _, alone = run(law, [seen(s) for s in values])
     assert outputs[:10] == alone[:10]
-    level = np.mean([math.log(output.reg_strength) for output in alone[5:10]])
+    level = np.mean([math.log(output.lam) for output in alone[5:10]])
     assert state.level == pytest.approx(level)
-    steps = [math.log(output.reg_strength) - level for output in outputs[10:]]
+    steps = [math.log(output.lam) - level for output in outputs[10:]]
     assert np.abs(steps) == pytest.approx(np.full(30, 0.5))
     assert [math.copysign(1, value) for value in steps[::3]] == list(controller.signs(10))
     assert sum(controller.signs(10)) == 0
@@ -33,7 +33,7 @@ def test_the_excitation_steps_on_where_nothing_is_measured_and_stays_inside_the_
     _, outputs = run(controller, [seen(s) for s in [0.02] * 6 + [math.nan] * 6])
     assert {output.held for output in outputs[6:]} == {True}
     wanted = [0.6 if sign > 0 else 0.1 for sign in controller.signs(8)]
-    assert [output.reg_strength for output in outputs[4:]] == pytest.approx(wanted)
+    assert [output.lam for output in outputs[4:]] == pytest.approx(wanted)
     assert all(output.saturated for output in outputs[4:])
 
 

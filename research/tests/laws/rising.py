@@ -23,17 +23,17 @@ class Rising:
     Args:
         model: K, tau and theta at the first tick's learning rate.
         level: u*, which holds S*.
-        log_strength: u before the first tick.
+        log_lam: u before the first tick.
     """
 
-    def __init__(self, model: Fopdt, level: float, log_strength: float) -> None:
+    def __init__(self, model: Fopdt, level: float, log_lam: float) -> None:
         self.model, self.level = model, level
-        self.past = [log_strength] * (math.floor(model.theta) + 2)  # inputs, newest first
+        self.past = [log_lam] * (math.floor(model.theta) + 2)  # inputs, newest first
         self.w = 0.0
 
-    def tick(self, log_strength: float, disturbance: float, rate: float) -> None:
+    def tick(self, log_lam: float, disturbance: float, rate: float) -> None:
         """A tick under the lambdas that were set theta ticks before it; ``rate`` is in multiples of the first."""
-        self.past = [log_strength, *self.past[:-1]]
+        self.past = [log_lam, *self.past[:-1]]
         late = self.model.theta - math.floor(self.model.theta)  # for this share of the tick the older one acts
         for acting, share in ((self.past[-1], late), (self.past[-2], 1 - late)):
             rest = math.exp((self.model.gain * (acting - self.level) + disturbance) / 2)
@@ -67,20 +67,20 @@ def steer(
     """
     assert controller.setpoint is not None
     sought = DATA_BPT * controller.setpoint / (1 - controller.setpoint)
-    start = math.log(controller.initial_strength)
-    plant, state, travel = Rising(model, start + miss, start), controller.init(), 0.0
-    errors, log_strength, outputs = [], [start], []
+    start = math.log(controller.lambda_start)
+    plant, state, lr_sum = Rising(model, start + miss, start), controller.init(), 0.0
+    errors, log_lam, outputs = [], [start], []
     courses = [
         np.broadcast_to(np.asarray(course, dtype=np.float64), ticks).tolist() for course in (noise, disturbance, rates)
     ]
     for added, pushed, rate in zip(*courses, strict=True):
-        plant.tick(log_strength[-1], pushed, rate)
-        travel += rate
+        plant.tick(log_lam[-1], pushed, rate)
+        lr_sum += rate
         data_bpt, param_bpt = DATA_BPT * math.exp(added), sought * plant.w**2
         s = param_bpt / (data_bpt + param_bpt)
-        measured = Measurement(s=s, data_bpt=data_bpt, param_bpt=param_bpt, travel=travel)
+        measured = Measurement(s=s, data_bpt=data_bpt, param_bpt=param_bpt, lr_sum=lr_sum)
         state, output = controller.update(state, measured)
         errors.append(2 * math.log(plant.w))
-        log_strength.append(math.log(output.reg_strength))
+        log_lam.append(math.log(output.lam))
         outputs.append(output)
-    return np.array(errors), np.array(log_strength[1:]), outputs
+    return np.array(errors), np.array(log_lam[1:]), outputs

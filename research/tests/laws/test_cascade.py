@@ -12,9 +12,9 @@ from granite_scu.control.laws.base import AdapterBenefit, Measurement, Output
 from research.laws.cascade import PROBED_SCALE, Cascade, best_log_scale, headroom
 
 
-def at(odds: float, saved: AdapterBenefit | None = None, travel: float = 5.0) -> Measurement:
+def at(odds: float, saved: AdapterBenefit | None = None, lr_sum: float = 5.0) -> Measurement:
     """S of these odds at a DataBPT of 2."""
-    return Measurement(s=odds / (1 + odds), data_bpt=2.0, param_bpt=2.0 * odds, travel=travel, saved=saved)
+    return Measurement(s=odds / (1 + odds), data_bpt=2.0, param_bpt=2.0 * odds, lr_sum=lr_sum, saved=saved)
 
 
 def odds_of(output: Output) -> float:
@@ -24,11 +24,11 @@ def odds_of(output: Output) -> float:
 
 def test_it_starts_as_pi_at_a_small_setpoint():
     law, pi = Cascade(start=0.05), PI(setpoint=0.05)
-    course = [at(0.01, travel=1.0), at(0.03, travel=2.0), at(0.05, travel=3.0)]
-    assert law.initial_strength == pytest.approx(pi.initial_strength)
+    course = [at(0.01, lr_sum=1.0), at(0.03, lr_sum=2.0), at(0.05, lr_sum=3.0)]
+    assert law.lambda_start == pytest.approx(pi.lambda_start)
     for output, expected in zip(run(law, course)[1], run(pi, course)[1], strict=True):
         assert output.setpoint == pytest.approx(0.05)
-        assert output.reg_strength == pytest.approx(expected.reg_strength)
+        assert output.lam == pytest.approx(expected.lam)
 
 
 def on_parabola(slope: float, bend: float) -> tuple[float, float]:

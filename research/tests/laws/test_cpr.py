@@ -20,7 +20,7 @@ def test_multipliers_worked_out_by_hand():
         pytest.approx((0.4, 0.0)),
         pytest.approx((0.2, 0.8)),
     ]
-    assert [output.reg_strength for output in outputs] == pytest.approx([0.2, 0.2, 0.5])
+    assert [output.lam for output in outputs] == pytest.approx([0.2, 0.2, 0.5])
 
 
 def test_bounds_not_given_are_what_each_matrix_costs_after_the_warm_up():
@@ -65,5 +65,5 @@ def test_a_cost_that_cannot_be_used_holds(bad):
 
 
 def test_it_starts_without_regularisation_and_has_no_setpoint():
-    assert CPR().initial_strength == 0.0
+    assert CPR().lambda_start == 0.0
     assert CPR().setpoint is None

@@ -6,14 +6,14 @@ from invariants import UNUSABLE, run, seen
 from research.laws.kl import KL
 
 
-def strengths(law: KL, *kls: float | None) -> list[float]:
-    return [output.reg_strength for output in run(law, [seen(0.02, kl=kl) for kl in kls])[1]]
+def lams(law: KL, *kls: float | None) -> list[float]:
+    return [output.lam for output in run(law, [seen(0.02, kl=kl) for kl in kls])[1]]
 
 
 def test_a_course_worked_out_by_hand():
     """10 % over the target, on it, half of it (clipped to 20 % under), and far over (clipped to 20 % over)."""
     law = KL(target_kl=0.2, kp=0.5, lambda_init=1.0)
-    assert strengths(law, 0.22, 0.2, 0.1, 100.0) == pytest.approx([1.05, 1.05, 1.05 * 0.9, 1.05 * 0.9 * 1.1])
+    assert lams(law, 0.22, 0.2, 0.1, 100.0) == pytest.approx([1.05, 1.05, 1.05 * 0.9, 1.05 * 0.9 * 1.1])
 
 
 def test_it_asks_for_the_kl_and_has_no_setpoint_of_s():
@@ -35,11 +35,11 @@ def test_an_s_of_zero_is_a_measurement():
     """Before anything is learned there is a KL, and it is below its target."""
     _, (output,) = run(KL(target_kl=0.1, lambda_init=1.0), [seen(0.0, kl=0.0)])
     assert not output.held and output.smoothed is None
-    assert output.reg_strength == pytest.approx(0.8)
+    assert output.lam == pytest.approx(0.8)
 
 
 def test_it_rests_on_a_bound_and_leaves_it_at_the_next_tick():
     law = KL(lambda_max=2.0)
     _, outputs = run(law, [seen(0.02, kl=9.0)] * 100 + [seen(0.02, kl=0.0)])
-    assert outputs[-2].saturated and outputs[-2].reg_strength == 2.0
-    assert not outputs[-1].saturated and outputs[-1].reg_strength == pytest.approx(1.6)
+    assert outputs[-2].saturated and outputs[-2].lam == 2.0
+    assert not outputs[-1].saturated and outputs[-1].lam == pytest.approx(1.6)

@@ -71,18 +71,18 @@ def converges(law: PI, plant: Fopdt, miss: float = 0.5, last_rate: float = 1.0) 
     """S rises, comes to S* and stays, also while the learning rate falls along a cosine."""
     ticks = 2000
     rates = last_rate + (1 - last_rate) * (1 + np.cos(np.pi * np.arange(ticks) / ticks)) / 2
-    errors, log_strength, _ = steer(law, plant, ticks, miss=miss, rates=rates)
+    errors, log_lam, _ = steer(law, plant, ticks, miss=miss, rates=rates)
     assert np.abs(errors[-100:]).max() < 0.01
-    assert log_strength[-1] == pytest.approx(math.log(law.initial_strength) + miss, abs=0.1)
+    assert log_lam[-1] == pytest.approx(math.log(law.lambda_start) + miss, abs=0.1)
 
 
 def stays_near(law: PI, plant: Fopdt, miss: float = 0.5, size: float = 0.05, seed: int = 0) -> None:
     """The norm that S* implies is passed by what Adam adds to it in the dead time, eight ticks more and half of tau, at
     most, and S does not come to rest on one side of S*."""
     ticks = 600
-    errors, log_strength, outputs = steer(law, plant, ticks, miss=miss, noise=normal(seed, ticks, size))
-    assert all(LOW <= output.reg_strength <= HIGH for output in outputs)
-    assert np.isfinite(errors).all() and np.isfinite(log_strength).all()
+    errors, log_lam, outputs = steer(law, plant, ticks, miss=miss, noise=normal(seed, ticks, size))
+    assert all(LOW <= output.lam <= HIGH for output in outputs)
+    assert np.isfinite(errors).all() and np.isfinite(log_lam).all()
     assert math.exp(errors.max() / 2) < 1.5 + (plant.theta + 8) / plant.tau
     late = errors[ticks // 2 :]
     assert late.min() < 0.05 and late.max() > -0.05
@@ -97,11 +97,11 @@ def leaves_its_bound(law: PI, plant: Fopdt, upper: bool, miss: float = 0.5, idle
     """
     bound, sign = (math.log(HIGH), 1) if upper else (math.log(LOW), -1)
     settling, after = 60 + round(3 * plant.tau), 15 + round(0.8 * plant.tau + plant.theta)
-    held = -plant.gain * (bound - math.log(law.initial_strength) - miss)  # the pull at which the bound holds S*
+    held = -plant.gain * (bound - math.log(law.lambda_start) - miss)  # the pull at which the bound holds S*
     pull = np.repeat([0.0, held + sign, held - sign], [settling, idle, after])
-    _, log_strength, _ = steer(law, plant, len(pull), miss=miss, disturbance=pull)
-    assert log_strength[settling + idle - 20 : settling + idle] == pytest.approx(np.full(20, bound))
-    assert abs(log_strength[-after:] - bound).max() > min(0.1, 0.4 / -plant.gain)
+    _, log_lam, _ = steer(law, plant, len(pull), miss=miss, disturbance=pull)
+    assert log_lam[settling + idle - 20 : settling + idle] == pytest.approx(np.full(20, bound))
+    assert abs(log_lam[-after:] - bound).max() > min(0.1, 0.4 / -plant.gain)
 
 
 def leaves_its_upper_bound(law: PI, plant: Fopdt) -> None:
@@ -115,11 +115,11 @@ def leaves_its_lower_bound(law: PI, plant: Fopdt) -> None:
 def does_not_drift(law: PI, plant: Fopdt, miss: float = 0.5, seed: int = 0) -> None:
     """Under noise of 5 % S is S* on average, and lambda what holds it, in each half of what follows the rise."""
     ticks, rise = 2400, 400
-    errors, log_strength, _ = steer(law, plant, ticks, miss=miss, noise=normal(seed, ticks, 0.05))
+    errors, log_lam, _ = steer(law, plant, ticks, miss=miss, noise=normal(seed, ticks, 0.05))
     assert abs(errors[rise:].mean()) < 0.008  # an integral that gains 0.01 a tick rests off by 0.0125 or more
-    early, late = np.split(log_strength[rise:], 2)
+    early, late = np.split(log_lam[rise:], 2)
     assert early.mean() == pytest.approx(late.mean(), abs=0.2)
-    assert late.mean() == pytest.approx(math.log(law.initial_strength) + miss, abs=0.2)
+    assert late.mean() == pytest.approx(math.log(law.lambda_start) + miss, abs=0.2)
 
 
 # The law
@@ -156,11 +156,11 @@ def test_noise_does_not_walk_lambda_off_its_equilibrium(law, plant, miss, seed):
 def test_nothing_moves_while_nothing_is_measured(law, plant, seed, at, length):
     noise = normal(seed, 100, 0.05)
     noise[at : at + length] = math.nan
-    _, log_strength, outputs = steer(law, plant, 100, noise=noise)
+    _, log_lam, outputs = steer(law, plant, 100, noise=noise)
     gap = slice(at, at + length)
     assert all(output.held for output in outputs[gap])
-    assert log_strength[gap] == pytest.approx(np.full(len(outputs[gap]), log_strength[at - 1]), abs=1e-12)
-    assert np.isfinite(log_strength).all()
+    assert log_lam[gap] == pytest.approx(np.full(len(outputs[gap]), log_lam[at - 1]), abs=1e-12)
+    assert np.isfinite(log_lam).all()
 
 
 # What the claims are worth
@@ -188,7 +188,7 @@ class WindsUpAbove(PI):
 
     def update(self, state, measurement):
         state, output = PI.update(PI(**{**vars(self), self.bound: self.boundless}), state, measurement)
-        return state, replace(output, reg_strength=clip(output.reg_strength, self.lambda_min, self.lambda_max))
+        return state, replace(output, lam=clip(output.lam, self.lambda_min, self.lambda_max))
 
 
 class WindsUpBelow(WindsUpAbove):

@@ -53,7 +53,7 @@ def dominant(tau: float, theta: float, g: float) -> complex:
 
 def swings(law: Original, tau: float, theta: float, g: float, off: float, ticks: int = 3000) -> np.ndarray:
     """The largest |S - S*| between one crossing of S* and the next; S begins at S* + ``off``."""
-    rest = (math.log(law.initial_strength), math.log(law.setpoint + off))
+    rest = (math.log(law.lambda_start), math.log(law.setpoint + off))
     log_s, _, _ = simulate(law, Fopdt(-g / law.setpoint, tau, theta), ticks, rest)
     errors = np.exp(log_s) - law.setpoint
     crossings = np.flatnonzero(np.diff(np.sign(errors)) != 0) + 1
@@ -128,9 +128,9 @@ def cell(setpoint: float, ticks: int, **changes: float) -> tuple[np.ndarray, np.
     law = replace(PUBLISHED, setpoint=setpoint, **changes)
     rates = np.ones(ticks)
     rates[:2] = WARM_UP
-    errors, log_strength, _ = steer(law, Fopdt(GAIN, tau, 0.2), ticks, miss=math.log(holding), rates=rates)
+    errors, log_lam, _ = steer(law, Fopdt(GAIN, tau, 0.2), ticks, miss=math.log(holding), rates=rates)
     odds = setpoint / (1 - setpoint) * np.exp(errors)
-    return odds / (1 + odds) / setpoint, np.exp(log_strength)
+    return odds / (1 + odds) / setpoint, np.exp(log_lam)
 
 
 @pytest.mark.parametrize(("setpoint", "ratio"), [(0.004, 0.5), (0.02, 2.7), (0.1, 14.8), (0.5, 70.7)])
@@ -140,25 +140,25 @@ def test_what_theory_says_of_the_setpoints(setpoint, ratio):
 
 
 def test_at_the_lowest_setpoint_it_is_stable_and_fails_for_its_bound():
-    s, strength = cell(0.004, 1000)
-    assert (strength[50:] == PUBLISHED.lambda_max).all()
+    s, lam = cell(0.004, 1000)
+    assert (lam[50:] == PUBLISHED.lambda_max).all()
     assert s[50:] == pytest.approx(np.full(950, s[-1])) and s[-1] > 1.5
-    s, strength = cell(0.004, 1000, lambda_max=100.0)  # with room it settles, in a deadband as wide as S*
-    assert strength[-500:] == pytest.approx(np.full(500, strength[-1]))
+    s, lam = cell(0.004, 1000, lambda_max=100.0)  # with room it settles, in a deadband as wide as S*
+    assert lam[-500:] == pytest.approx(np.full(500, lam[-1]))
     assert abs(s[-1] - 1) * 0.004 <= PUBLISHED.deadband
 
 
 def test_at_two_per_cent_it_swings_for_longer_than_a_run_and_may_be_caught_by_its_deadband():
-    s, strength = cell(0.02, 600)
+    s, lam = cell(0.02, 600)
     assert s[10:70].max() > 1.4 and s[70:140].min() < 0.7 and s[140:210].max() > 1.3
-    assert strength[-200:] == pytest.approx(np.full(200, strength[-1]))
+    assert lam[-200:] == pytest.approx(np.full(200, lam[-1]))
     s, _ = cell(0.02, 600, deadband=0.0)
     assert s[-300:].max() > 1.8 and s[-300:].min() < 0.6
 
 
 @pytest.mark.parametrize(("setpoint", "low", "high"), [(0.1, 0.2, 3.0), (0.5, 0.2, 1.7)])
 def test_at_the_higher_setpoints_it_swings_for_good(setpoint, low, high):
-    s, strength = cell(setpoint, 1000)
+    s, lam = cell(setpoint, 1000)
     for part in np.split(s[100:], 3):
         assert part.max() > high and part.min() < low
-    assert strength[-300:].max() == PUBLISHED.lambda_max
+    assert lam[-300:].max() == PUBLISHED.lambda_max

@@ -11,7 +11,7 @@ def test_bounds_worked_out_by_hand():
     """A quarter of the bits: a third of the data's. The filter takes 2 and then 2/3 of 5 with 1/3 of 2."""
     _, outputs = run(Projection(setpoint=0.25), [seen(0.1, data_bpt=3.0), seen(0.1, data_bpt=6.0)])
     assert [output.param_bound for output in outputs] == pytest.approx([1.0, 5 / 3])
-    assert {output.reg_strength for output in outputs} == {0.0}
+    assert {output.lam for output in outputs} == {0.0}
 
 
 def test_s_is_at_its_setpoint_where_the_bound_is_met():

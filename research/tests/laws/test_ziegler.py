@@ -13,5 +13,5 @@ def test_a_course_worked_out_by_hand():
     _, outputs = run(law, [Measurement(s=f / (f + base), data_bpt=base, param_bpt=f) for f in drifts])
     changes = [output.p_term for output in outputs]
     assert changes == pytest.approx([0.01, 0.02, 0.0, -0.01, -0.02], abs=1e-12)
-    assert [output.reg_strength for output in outputs] == pytest.approx([1.01, 1.02, 1.02, 1.0098, 1.0098 * 0.98])
+    assert [output.lam for output in outputs] == pytest.approx([1.01, 1.02, 1.02, 1.0098, 1.0098 * 0.98])
     assert [output.saturated for output in outputs] == [False, True, True, False, False]

@@ -167,10 +167,10 @@ def test_a_record_that_no_run_left_is_named_and_nothing_is_reported(monkeypatch,
 
 def test_in_an_older_trajectory_lambda_on_a_bound_is_saturated():
     settings = "--lambda-min=1e-4", "--control.lambda_max=2"
-    strengths = 1e-6, 1e-4, 1.0, 2.0, 1e6
+    lams = 1e-6, 1e-4, 1.0, 2.0, 1e6
 
     def marks(cell: TrackingCell) -> list[bool]:
-        points = [[EVERY, 0.1, 0.1, strength, 0.1] for strength in strengths]
+        points = [[EVERY, 0.1, 0.1, lam, 0.1] for lam in lams]
         return [record["saturated"] for record in tracking_runs.course(cell, points)]
 
     assert marks(CELL) == [True, False, False, False, True]

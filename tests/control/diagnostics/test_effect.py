@@ -18,16 +18,16 @@ SHOWN = -Equilibrium.min_effect
 def score(gain: float, seed: int, ticks: int = 150) -> float:
     """A PI law on an S that goes back to S* by itself, with noise, and by ``gain`` where lambda sends it."""
     rng, law = np.random.default_rng(seed), PI(setpoint=SETPOINT, kp=1.0, ki=0.2, lambda_init=0.3)
-    state, effect, log_s, strength = law.init(), Effect(), math.log(SETPOINT), 0.3
+    state, effect, log_s, lam = law.init(), Effect(), math.log(SETPOINT), 0.3
     for k in range(ticks):
-        log_s += 0.3 * (math.log(SETPOINT) - gain * math.log(strength / 0.3) - log_s) + 0.02 * rng.normal()
-        s, travel = math.exp(log_s), 10.0 * (k + 1)
+        log_s += 0.3 * (math.log(SETPOINT) - gain * math.log(lam / 0.3) - log_s) + 0.02 * rng.normal()
+        s, lr_sum = math.exp(log_s), 10.0 * (k + 1)
         data_bpt = 5.0 * math.exp(0.01 * rng.normal())
         param_bpt = 5.0 * s / (1 - s)
-        seen = Measurement(param_bpt / (param_bpt + data_bpt), data_bpt, param_bpt, travel=travel)
+        seen = Measurement(param_bpt / (param_bpt + data_bpt), data_bpt, param_bpt, lr_sum=lr_sum)
         state, output = law.update(state, seen)
-        strength = output.reg_strength
-        effect = effect.update(param_bpt, strength, travel)
+        lam = output.lam
+        effect = effect.update(param_bpt, lam, lr_sum)
     return effect.score
 
 
@@ -57,8 +57,8 @@ def followed(values) -> Effect:
 
 
 def test_it_is_the_mean_of_two_t_values_of_least_squares():
-    params, strengths, travel = series()
-    speed, u, p = np.diff(np.sqrt(params)) / np.diff(travel), np.log(strengths), np.log(params)
+    params, lams, lr_sum = series()
+    speed, u, p = np.diff(np.sqrt(params)) / np.diff(lr_sum), np.log(lams), np.log(params)
 
     def t_value(*columns):
         x, y = np.column_stack([np.ones(len(speed) - 1), *columns]), speed[1:]
@@ -71,8 +71,8 @@ def test_it_is_the_mean_of_two_t_values_of_least_squares():
 
 
 def test_a_lambda_that_does_not_move_and_a_few_ticks_say_nothing():
-    params, _, travel = series()
-    assert followed((params, np.full(40, 0.3), travel)).score == 0.0
+    params, _, lr_sum = series()
+    assert followed((params, np.full(40, 0.3), lr_sum)).score == 0.0
     few = followed(series(ticks=MIN_TICKS + 1))
     assert (few.count, few.score) == (MIN_TICKS - 1, 0.0)
 

@@ -6,19 +6,19 @@ import pytest
 from granite_scu.control.diagnostics.metrics import summarise
 
 
-def history(s_ema, strengths=None, target=0.1, saturated=(), held=()):
-    strengths = strengths or [1.0] * len(s_ema)
+def history(s_ema, lams=None, target=0.1, saturated=(), held=()):
+    lams = lams or [1.0] * len(s_ema)
     return [
         {
             "step": 10 * (k + 1),
             "s": s,
             "s_ema": s,
             "s_target": target,
-            "lambda": strength,
+            "lambda": lam,
             "saturated": k in saturated,
             "held": k in held,
         }
-        for k, (s, strength) in enumerate(zip(s_ema, strengths, strict=True))
+        for k, (s, lam) in enumerate(zip(s_ema, lams, strict=True))
     ]
 
 
@@ -26,7 +26,7 @@ def test_a_rise_with_overshoot_is_summarised_number_by_number():
     e = math.e
     records = history(
         [None, 0.1 / e, 0.095, 0.13, 0.1, 0.1],
-        strengths=[1.0, 1.0, e, e**3, e**2, e**2],
+        lams=[1.0, 1.0, e, e**3, e**2, e**2],
         saturated={3},
         held={0},
     )
@@ -81,13 +81,13 @@ def test_the_error_is_weighted_by_the_steps_between_records():
 
 
 def test_without_a_setpoint_only_the_actuator_is_described():
-    metrics = summarise(history([0.1, 0.2], strengths=[1.0, 2.0], target=None))
+    metrics = summarise(history([0.1, 0.2], lams=[1.0, 2.0], target=None))
     defined = {name for name, value in metrics.items() if value is not None}
     assert defined == {"saturated", "held", "held_ticks", "actuator_travel"}
 
 
 def test_lambda_of_zero_has_no_travel():
-    assert summarise(history([0.1, 0.1], strengths=[0.0, 0.0]))["actuator_travel"] is None
+    assert summarise(history([0.1, 0.1], lams=[0.0, 0.0]))["actuator_travel"] is None
 
 
 @pytest.mark.parametrize("s_ema", [[], [None], [0.1], [None, None, 0.1], [0.0, math.nan, math.inf], [0.1, 0.1]])

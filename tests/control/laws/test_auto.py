@@ -11,12 +11,12 @@ from invariants import run
 
 from granite_scu.control import PI, AutoSetpoint
 from granite_scu.control.laws.auto import WINDOW, best_scale, level, rise
-from granite_scu.control.laws.base import Measurement, Output, Slopes, restored
+from granite_scu.control.laws.base import Measurement, Output, Slopes, as_stored, restored
 
 
-def at(odds: float, slopes: Slopes | None = None, travel: float = 5.0) -> Measurement:
+def at(odds: float, slopes: Slopes | None = None, lr_sum: float = 5.0) -> Measurement:
     """S of these odds at a DataBPT of 2."""
-    return Measurement(s=odds / (1 + odds), data_bpt=2.0, param_bpt=2.0 * odds, travel=travel, slopes=slopes)
+    return Measurement(s=odds / (1 + odds), data_bpt=2.0, param_bpt=2.0 * odds, lr_sum=lr_sum, slopes=slopes)
 
 
 def odds_of(output: Output) -> float:
@@ -37,11 +37,11 @@ def course(slope: float, noise: float = 0.01, count: int = 40, rise: float = 0.0
 
 def test_it_starts_as_pi_at_its_first_setpoint():
     law, pi = AutoSetpoint(PI(setpoint=0.05)), PI(setpoint=0.05)
-    seen = [at(0.01, travel=1.0), at(0.03, travel=2.0), at(0.05, travel=3.0)]
-    assert law.initial_strength == pi.initial_strength
+    seen = [at(0.01, lr_sum=1.0), at(0.03, lr_sum=2.0), at(0.05, lr_sum=3.0)]
+    assert law.lambda_start == pi.lambda_start
     for output, expected in zip(run(law, seen)[1], run(pi, seen)[1], strict=True):
         assert output.setpoint == pytest.approx(0.05)
-        assert output.reg_strength == pytest.approx(expected.reg_strength)
+        assert output.lam == pytest.approx(expected.lam)
 
 
 def test_a_run_that_is_too_short_to_find_a_setpoint_starts_free():
@@ -193,9 +193,12 @@ def test_it_says_what_the_texts_want_and_how_sure_that_is():
 
 
 def test_a_state_comes_back_from_json_as_it_was():
+    """Under the names that checkpoints have had from the first."""
     law = AutoSetpoint()
     state, _ = run(law, [at(0.1, slopes) for slopes in course(0.1, count=20)])
-    assert restored(law.init(), asdict(state)) == state
+    stored = as_stored(asdict(state))
+    assert restored(law.init(), stored) == state
+    assert stored["law"]["travel"] == 5.0 and stored["law"]["output"]["reg_strength"] == state.law.output.lam
     assert len(state.readings) == 2 * WINDOW
 
 

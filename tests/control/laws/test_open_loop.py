@@ -7,17 +7,17 @@ from granite_scu.control import Cosine, Fixed, Linear, NoControl
 
 
 def course(law, *progress: float) -> list[float]:
-    return [output.reg_strength for output in run(law, [seen(0.02, progress=p) for p in progress])[1]]
+    return [output.lam for output in run(law, [seen(0.02, progress=p) for p in progress])[1]]
 
 
 def test_a_constant_is_the_same_everywhere():
-    assert course(Fixed(lambda_init=0.3), 0.0, 0.5, 1.0) == [0.3] * 3 and Fixed(lambda_init=0.3).initial_strength == 0.3
-    assert course(NoControl(), 0.0, 0.5, 1.0) == [0.0] * 3 and NoControl().initial_strength == 0.0
+    assert course(Fixed(lambda_init=0.3), 0.0, 0.5, 1.0) == [0.3] * 3 and Fixed(lambda_init=0.3).lambda_start == 0.3
+    assert course(NoControl(), 0.0, 0.5, 1.0) == [0.0] * 3 and NoControl().lambda_start == 0.0
 
 
 def test_a_line_worked_out_by_hand():
     law = Linear(lambda_init=2.0, lambda_end=0.4)
-    assert law.initial_strength == 2.0
+    assert law.lambda_start == 2.0
     assert course(law, 0.0, 0.25, 0.5, 1.0) == pytest.approx([2.0, 1.6, 1.2, 0.4])
 
 

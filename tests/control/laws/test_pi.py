@@ -14,9 +14,9 @@ ANY_S = st.one_of(USABLE_S, st.sampled_from([0.0, -0.1, math.nan, math.inf, -mat
 LAWS = ALL_LAWS["pi"]
 
 
-def seen(s: float, travel: float = 0.0) -> Measurement:
+def seen(s: float, lr_sum: float = 0.0) -> Measurement:
     """A measurement of that S, with a loss of 2 bits; of an unusable S, with whatever ParamBPT."""
-    return Measurement(s=s, data_bpt=2.0, param_bpt=2.0 * s / (1 - s) if 0 < s < 1 else 0.1, travel=travel)
+    return Measurement(s=s, data_bpt=2.0, param_bpt=2.0 * s / (1 - s) if 0 < s < 1 else 0.1, lr_sum=lr_sum)
 
 
 def at(error: float, setpoint: float = 0.1) -> float:
@@ -29,15 +29,15 @@ def run(law: PI, values: list[float], state=None):
     """The states after, and the outputs of, one tick of five steps for each value of S."""
     state = law.init() if state is None else state
     states, outputs = [], []
-    for tick, s in enumerate(values, 1 + round(state.travel / 5)):
-        state, output = law.update(state, seen(s, travel=5.0 * tick))
+    for tick, s in enumerate(values, 1 + round(state.lr_sum / 5)):
+        state, output = law.update(state, seen(s, lr_sum=5.0 * tick))
         states.append(state)
         outputs.append(output)
     return states, outputs
 
 
 def log_strengths(outputs: list[Output]) -> list[float]:
-    return [math.log(output.reg_strength) for output in outputs]
+    return [math.log(output.lam) for output in outputs]
 
 
 def test_the_law_agrees_with_hand_arithmetic():
@@ -80,23 +80,23 @@ def test_a_kp_that_is_given_alone_brings_its_own_ki():
 @pytest.mark.parametrize("ticks", [1e-6, 0.1, 1.0])
 def test_a_kp_that_is_given_alone_meets_no_lag_below_a_tick(ticks):
     law = PI(setpoint=0.1, kp=3.0, error_limit=1.0, lambda_init=1.0)
-    state, _ = law.update(law.init(), seen(0.1, travel=5.0))
-    after, _ = law.update(state, seen(at(0.4), travel=5.0 + 5.0 / ticks))
+    state, _ = law.update(law.init(), seen(0.1, lr_sum=5.0))
+    after, _ = law.update(state, seen(at(0.4), lr_sum=5.0 + 5.0 / ticks))
     assert after.integral - state.integral == pytest.approx(3.0 * 0.4)
 
 
 def test_the_gains_grow_as_the_learning_rate_decays_up_to_their_limits():
     law = PI(setpoint=0.1)
-    state, _ = law.update(law.init(), seen(0.1, travel=5.0))
+    state, _ = law.update(law.init(), seen(0.1, lr_sum=5.0))
     above = at(0.1)
-    slower = [law.update(state, seen(above, travel=5.0 + moved))[1].p_term for moved in (5.0, 2.5, 0.5, 1e-6)]
+    slower = [law.update(state, seen(above, lr_sum=5.0 + moved))[1].p_term for moved in (5.0, 2.5, 0.5, 1e-6)]
     assert slower == pytest.approx([0.1 * kp for kp in (0.5, 1.0, 5.0, law.kp_limit)])
 
 
 def test_only_the_noise_of_the_data_is_filtered():
     """ParamBPT halves: seen at once. DataBPT halves: seen by the share of the filter."""
     law = PI(setpoint=0.1, kp=1.0, ki=0.0, error_limit=10.0, data_alpha=0.25)
-    even = Measurement(s=0.01, data_bpt=2.0, param_bpt=0.02, travel=5.0)
+    even = Measurement(s=0.01, data_bpt=2.0, param_bpt=0.02, lr_sum=5.0)
     state, before = law.update(law.init(), even)
     _, cheaper = law.update(state, replace(even, param_bpt=0.01))
     _, better = law.update(state, replace(even, data_bpt=1.0))
@@ -109,14 +109,14 @@ def test_a_change_of_the_setpoint_moves_lambda_at_once():
     law = PI(setpoint=0.02, kp=0.0, ki=0.0)
     states, outputs = run(law, [0.02, 0.02])
     raised = replace(law, setpoint=0.5)
-    _, after = raised.update(states[-1], seen(0.02, travel=15.0))
-    assert after.reg_strength / outputs[-1].reg_strength == pytest.approx((1.0 / (0.02 / 0.98)) ** (-2 / 3))
+    _, after = raised.update(states[-1], seen(0.02, lr_sum=15.0))
+    assert after.lam / outputs[-1].lam == pytest.approx((1.0 / (0.02 / 0.98)) ** (-2 / 3))
 
 
 @given(LAWS, USABLE_S)
 def test_the_first_valid_tick_leaves_lambda_where_it_was(law, s):
     _, (output,) = run(law, [s])
-    assert output.reg_strength == pytest.approx(law.initial_strength)
+    assert output.lam == pytest.approx(law.lambda_start)
 
 
 @given(LAWS, st.lists(ANY_S, max_size=60))
@@ -126,7 +126,7 @@ def test_the_integral_stays_near_the_bounds(law, values):
     scheduled = max(law.kp_limit / law.integral_time, law.stiffness) if law.kp is None else law.kp
     ki = scheduled if law.ki is None else law.ki
     margin = (2 * kp + ki) * law.error_limit + 1e-9  # twice: the bias of the bumpless start is a p-term too
-    start = math.log(law.initial_strength)
+    start = math.log(law.lambda_start)
     for state in states:
         reached = start + state.integral
         assert math.log(law.lambda_min) - margin <= reached <= math.log(law.lambda_max) + margin
@@ -145,7 +145,7 @@ def test_the_deadband_freezes_the_integral_but_not_the_proportional_term():
     assert [output.in_deadband for output in outputs] == [False, True, True]
     assert states[0].integral == states[1].integral == states[2].integral
     assert [output.p_term for output in outputs] == pytest.approx([0.2, 0.04, -0.04])
-    assert outputs[1].reg_strength > outputs[2].reg_strength
+    assert outputs[1].lam > outputs[2].lam
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_bits_that_no_run_has_hold_everything(bits):
 
 def test_the_rise_teaches_the_integral_nothing_but_a_standstill_below_does():
     law = PI(setpoint=0.1, lambda_init=0.3)
-    rising = [0.1 * (tick / 40) ** 2 for tick in range(1, 20)]  # ParamBPT grows as the square of the travel
+    rising = [0.1 * (tick / 40) ** 2 for tick in range(1, 20)]  # ParamBPT grows as the square of lr_sum
     states, outputs = run(law, rising)
     assert outputs[-1].error < -law.error_limit
     assert states[-1].integral == 0.0
@@ -180,9 +180,9 @@ def test_while_the_learning_rate_warms_up_an_s_below_its_setpoint_teaches_the_in
     law = PI(setpoint=0.1)
 
     def integral_after(s, travels):
-        state, _ = law.update(law.init(), seen(0.06, travel=travels[0]))
-        for travel in travels[1:]:
-            state, _ = law.update(state, seen(s, travel=travel))
+        state, _ = law.update(law.init(), seen(0.06, lr_sum=travels[0]))
+        for lr_sum in travels[1:]:
+            state, _ = law.update(state, seen(s, lr_sum=lr_sum))
         return state.integral
 
     warming, constant, falling = (1.0, 4.0, 9.0, 16.0), (5.0, 10.0, 15.0, 20.0), (5.0, 9.9, 14.7, 19.4)
@@ -201,9 +201,9 @@ def test_bits_and_nats_or_tokens_and_bytes_make_no_difference(seed, factor):
     law = PI(setpoint=0.1, lambda_min=0.1, lambda_max=10.0)
     # From a generator, not from hypothesis: it would find values on a threshold, where rounding decides.
     draw = random.Random(seed)
-    seen_so_far = [seen(0.1 * math.exp(draw.gauss(0.0, 0.8)), travel=5.0 * tick) for tick in range(1, 50)]
+    seen_so_far = [seen(0.1 * math.exp(draw.gauss(0.0, 0.8)), lr_sum=5.0 * tick) for tick in range(1, 50)]
     state, other = law.init(), law.init()
     for m in seen_so_far:
         state, output = law.update(state, m)
         other, scaled = law.update(other, replace(m, data_bpt=factor * m.data_bpt, param_bpt=factor * m.param_bpt))
-        assert scaled.reg_strength == pytest.approx(output.reg_strength, rel=1e-9)
+        assert scaled.lam == pytest.approx(output.lam, rel=1e-9)

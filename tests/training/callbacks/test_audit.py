@@ -43,7 +43,7 @@ def test_the_penalty_does_not_hide_a_bypassed_adapter(make_module, make_batches,
     with torch.no_grad():
         for update in module.updates.values():
             update.b.fill_(0.1)
-    module.reg_strength = 1.0
+    module.lam = 1.0
     bypass(module)
     with pytest.raises(RunFailed, match=BYPASSED):
         fit(module, make_batches(1), callbacks=[AdapterAudit()])

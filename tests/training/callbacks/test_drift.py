@@ -78,9 +78,9 @@ def test_a_run_that_continues_by_its_yaml_has_the_same_law(asked):
     law = drift_law(request)
     every = frozenset(f"control.{name}" for name, value in vars(request.control).items() if value is not None)
     assert drift_law(replace(with_bounds(request, law), given=every)) == law
-    assert law.initial_strength == law.lambda_max == asked.get("control.lambda_max", 1e3) and law.lead > 0
+    assert law.lambda_start == law.lambda_max == asked.get("control.lambda_max", 1e3) and law.lead > 0
     output = Output(law.lambda_max * (1 - 2**-52), saturated=True)
-    assert ControlLoop(law, 1, lambda of_s: of_s).action_of(output).reg_strength == output.reg_strength
+    assert ControlLoop(law, 1, lambda of_s: of_s).action_of(output).lam == output.lam
 
 
 def test_where_lambda_can_rise_no_further_it_is_said_once_and_with_what_to_do(trained, caplog):

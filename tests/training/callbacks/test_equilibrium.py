@@ -88,10 +88,10 @@ def test_a_run_that_does_not_settle_goes_to_its_end(make_module, make_batches, f
 
 
 @pytest.mark.parametrize(
-    ("actuator", "strength", "acts"), [("loss", 1.0, True), ("loss", 1e-6, False), ("decoupled", 1.0, True)]
+    ("actuator", "lam", "acts"), [("loss", 1.0, True), ("loss", 1e-6, False), ("decoupled", 1.0, True)]
 )
-def test_what_lambda_does_is_measured_for_either_actuator(make_module, make_batches, fit, actuator, strength, acts):
-    stop, callbacks = attached(Equilibrium(0.02, 8), control.build("fixed", lambda_init=strength, target_s=0.02))
+def test_what_lambda_does_is_measured_for_either_actuator(make_module, make_batches, fit, actuator, lam, acts):
+    stop, callbacks = attached(Equilibrium(0.02, 8), control.build("fixed", lambda_init=lam, target_s=0.02))
     module = make_module(sigma=0.02, n_tokens=1000, optimizer={"learning_rate": 1e-2})
     module.actuator = actuator
     fit(module, make_batches(6), max_steps=6, callbacks=callbacks)
@@ -133,11 +133,11 @@ def test_of_a_checkpoint_from_before_the_effect_was_kept_the_window_begins_anew(
 
 
 def test_travel_counts_in_rises_of_s(make_module, make_batches, fit):
-    """Against an S* that the first steps pass; the rate is constant, so the travel is the number of steps."""
+    """Against an S* that the first steps pass; the rate is constant, so lr_sum is the number of steps."""
     stop, callbacks = attached(Equilibrium(1e-6, 12), control.build("none", target_s=1e-6))
     fit(make_module(sigma=1e-3, n_tokens=10), make_batches(12), max_steps=12, callbacks=callbacks)
     risen = next(k for k, tick in enumerate(stop.ticks) if tick.s >= 0.9e-6)
-    assert stop.ticks[risen].travel == pytest.approx(1.0)
-    assert all(tick.travel == 0 for tick in stop.ticks[:risen])
-    assert stop.ticks[-1].travel > 1.0
-    assert stop.rise == pytest.approx(callbacks[1].loop.travel / stop.ticks[-1].travel)
+    assert stop.ticks[risen].lr_sum == pytest.approx(1.0)
+    assert all(tick.lr_sum == 0 for tick in stop.ticks[:risen])
+    assert stop.ticks[-1].lr_sum > 1.0
+    assert stop.rise == pytest.approx(callbacks[1].loop.lr_sum / stop.ticks[-1].lr_sum)

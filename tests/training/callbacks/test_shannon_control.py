@@ -87,8 +87,8 @@ def test_a_resumed_run_takes_another_learning_rate_and_its_travel_stays_comparab
     fit(module, make_batches(8), max_steps=8, callbacks=second.callbacks, ckpt_path=tmp_path / "state.ckpt")
     assert {record["lr"] for record in second.records} == {3e-2}
     assert second.callback.loop.law_state.growth == first.callback.loop.law_state.growth
-    assert first.callback.loop.law_state.travel == pytest.approx(4 * 1e-2)
-    assert second.callback.loop.law_state.travel == pytest.approx(4 * 1e-2 + 4 * 3e-2)
+    assert first.callback.loop.law_state.lr_sum == pytest.approx(4 * 1e-2)
+    assert second.callback.loop.law_state.lr_sum == pytest.approx(4 * 1e-2 + 4 * 3e-2)
 
 
 # Steps that are not finite
