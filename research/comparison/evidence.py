@@ -11,6 +11,7 @@ from typing import Any
 
 from granite_scu.config.errors import UserError
 from granite_scu.control import AUTO, AutoSetpoint
+from granite_scu.control.laws.base import as_stored
 from research.comparison.protocol import EVAL_STEPS, PRECISION, TRAINING, VALIDATION_TOKENS, Task
 from research.comparison.record import BASE, fault, outcome
 from research.laws import LAWS
@@ -92,7 +93,7 @@ class Spec:
         for gains in (given, rule.get("law", {})):
             if gains.get("lead") == 0:
                 del gains["lead"]  # it came later: where a law does not look ahead, keys are what they were
-        return given | rule
+        return as_stored(given | rule)  # keys too are what they were
 
     @property
     def file(self) -> Path:
