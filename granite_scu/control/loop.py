@@ -128,6 +128,13 @@ class ControlLoop:
             self._pending, self.failing = plant.counts()
         return self._pending >= self.every
 
+    @property
+    def failure(self) -> str:
+        """What says that the run has failed, for want of a finite step; empty where it has not."""
+        if self.failing < SKIPPED_IN_A_ROW:
+            return ""
+        return f"step {self.step}: loss or gradient was not finite in {self.failing} optimizer steps in a row"
+
     def tick(self, plant: Plant) -> Window:
         """Measure, update the law, act and record in ``latest``; returns what was read of the steps."""
         window = plant.read_window()

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState
 from accelerate.utils import gather, reduce
 from torch import Tensor, nn
@@ -120,22 +121,22 @@ class TrainerPlant(AdapterPlant):
     def as_it_began(self) -> AbstractContextManager[None]:
         return self.at(self.adapter.origin or [torch.zeros_like(factor) for factor in self.factors])
 
-    def prepare_gradient(self, rate: float, step: int) -> None:
+    def prepare_gradient(self, optimizer: AcceleratedOptimizer, step: int) -> None:
         """Before each optimizer step; the trainer has averaged over the supervised tokens of it on all processes, and
-        unscaled."""
+        unscaled. A GradScaler has looked for what is not finite before the penalty was added."""
         for factor in self.factors:
             if factor.requires_grad and factor.grad is None:  # of a layer that took no part in the step
                 factor.grad = torch.zeros_like(factor)
         nats, tokens = self.reduced(self.meter.take())
-        self.regularise(nats, tokens, rate, step)
+        self.regularise(nats, tokens, optimizer.param_groups[0]["lr"], step)
+        self.skip_unless_finite(optimizer.optimizer)
 
     def finish_step(self, skipped: bool) -> None:
         """After each optimizer step; ``skipped`` where accelerate says that a GradScaler left it out.
 
         It says nothing of a fused optimizer, which is called all the same and leaves the step out by itself.
         """
-        finite = torch.full((), not skipped, device=self._device)
-        self.count_step(finite & self._norms[1].isfinite() if self.scaler else finite)
+        self.count_step(skipped)
         self.act_on_update()
 
     @property

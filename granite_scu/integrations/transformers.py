@@ -17,7 +17,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.trainer_callback import ExportableState
 
-from granite_scu.config.errors import UserError
+from granite_scu.config.errors import Diverged, UserError
 from granite_scu.config.request import check_budget
 from granite_scu.config.settings import (
     DEFAULT_EVERY,
@@ -207,7 +207,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, optimizer: Any, **kwargs: Any
     ) -> None:
         self._loop.rate = optimizer.param_groups[0]["lr"]
-        self._running.prepare_gradient(self._loop.rate, state.global_step)
+        self._running.prepare_gradient(optimizer, state.global_step)
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, optimizer: Any, **kwargs: Any
@@ -216,7 +216,11 @@ class ShannonCallback(TrainerCallback, ExportableState):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         step = state.global_step
-        if self._loop.after_step(self._running, step) or step >= state.max_steps:
+        due = self._loop.after_step(self._running, step)
+        if self._loop.failure:
+            raise Diverged(f"ShannonCallback: {self._loop.failure}; lower learning_rate, or leave fp16 and bf16 out to "
+                           "find the cause")  # fmt: skip
+        if due or step >= state.max_steps:
             self._loop.tick(self._running)
             numbers = {f"scu/{name}": value for name, value in self._loop.latest.items() if _is_number(name, value)}
             state.log_history.append({**numbers, "step": step})

@@ -45,7 +45,7 @@ class AdapterPlant(nn.Module):
     which the update is projected. With ``drift_gradient`` set, lambda multiplies drift in the place of ParamNPT.
 
     A trainer calls, once an optimizer step, ``regularise`` with the gradient of the mean loss in ``.grad``,
-    ``count_step`` and, after the update, ``act_on_update``.
+    ``skip_unless_finite``, ``count_step`` and, after the update, ``act_on_update``.
 
     Args:
         prior_sigma: standard deviation of the prior on the entries of Delta W.
@@ -175,16 +175,13 @@ class AdapterPlant(nn.Module):
         self.lam, self.layer_lams, self.param_bound = lam, layers, param_bound
 
     @torch.no_grad()
-    def regularise(self, nats: Tensor, tokens: Tensor, rate: float, step: int) -> Tensor:
+    def regularise(self, nats: Tensor, tokens: Tensor, rate: float, step: int) -> None:
         """Add lambda * grad ParamNPT, or of drift, to ``.grad`` of the mean loss, then clip.
 
         Args:
             nats, tokens: of the step, over all processes; in fp64.
             rate: the learning rate that the step is taken with.
             step: optimizer steps done, which says whose turn it is of the general text.
-
-        Returns:
-            (3,) norms: of the sum before it was clipped, of the data's gradient, of the penalty's.
         """
         trained = self.trained
         gradients = [factor.grad for factor in trained]
@@ -201,7 +198,15 @@ class AdapterPlant(nn.Module):
         self._of_step, self._rate = torch.stack([nats, tokens, slope]), rate
         norms = torch.stack([norm, data_norm, penalty_norm])
         self._norms.copy_(norms)
-        return norms
+        self._finite.copy_(torch.isfinite(nats) & torch.isfinite(norms).all())
+
+    def skip_unless_finite(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have the optimizer leave out the step that ``regularise`` prepared where anything in it is not finite."""
+        if optimizer.param_groups[0].get("fused") and not self.scaler:  # which would set the flag to what it has found
+            # The fused kernels read this flag on the device and leave weights and moments alone.
+            optimizer.grad_scale, optimizer.found_inf = None, (~self._finite).float()
+        elif not bool(self._finite):
+            optimizer.zero_grad(set_to_none=True)
 
     def _slope_of_data(self) -> Tensor:
         """dL/dx of the loss that ``.grad`` is the gradient of, x the scale of the update."""
@@ -228,16 +233,21 @@ class AdapterPlant(nn.Module):
         torch._foreach_mul_(penalty, self.lam)
         return penalty
 
-    def count_step(self, finite: Tensor) -> None:
-        """Count the step that ``regularise`` prepared: as applied, or, where it is not ``finite``, as skipped."""
+    def count_step(self, skipped: bool = False) -> None:
+        """Count the step that ``regularise`` prepared: as applied, or, where it is not finite, as skipped.
+
+        Args:
+            skipped: it was, for another reason.
+        """
+        if skipped:
+            self._finite.zero_()
         nats, tokens, slope = self._of_step
         one, zero = torch.ones_like(nats), torch.zeros_like(nats)
-        applied = torch.stack([nats, tokens, one, zero, self._rate * one])
-        skipped = torch.stack([zero, zero, zero, one, zero])
-        self._finite.copy_(finite)
-        self._since_read += torch.where(finite, applied, skipped)
-        self._slope += torch.where(finite, slope, 0.0)
-        self._skipped_in_a_row.add_(1).mul_(~finite)
+        if_applied = torch.stack([nats, tokens, one, zero, self._rate * one])
+        if_skipped = torch.stack([zero, zero, zero, one, zero])
+        self._since_read += torch.where(self._finite, if_applied, if_skipped)
+        self._slope += torch.where(self._finite, slope, 0.0)
+        self._skipped_in_a_row.add_(1).mul_(~self._finite)
 
     @torch.no_grad()
     def act_on_update(self) -> None:

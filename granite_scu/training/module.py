@@ -183,10 +183,9 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         nats, tokens = self.reduced(self._micro)
         gradients = [factor.grad for factor in self.factors]
         torch._foreach_mul_(gradients, (self._backward_scale() / tokens.clamp(min=1)).float())
-        norms = self.regularise(nats, tokens, optimizer.param_groups[0]["lr"], self.trainer.global_step)
-        finite = torch.isfinite(nats) & torch.isfinite(norms).all()
-        self._skip_unless(finite, optimizer)
-        self.count_step(finite)
+        self.regularise(nats, tokens, optimizer.param_groups[0]["lr"], self.trainer.global_step)
+        self.skip_unless_finite(optimizer)
+        self.count_step()
         self._micro.zero_()
 
     def _backward_scale(self) -> float:
@@ -196,13 +195,6 @@ class GraniteModule(AdapterPlant, L.LightningModule):
     def reduced(self, sums: Tensor) -> Tensor:
         """Sums over all ranks; the same bits on each."""
         return self.all_gather(sums).sum(0) if self.trainer.world_size > 1 else sums
-
-    def _skip_unless(self, finite: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        if optimizer.param_groups[0].get("fused"):
-            # The fused kernels read this flag on the device and leave weights and moments alone.
-            optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()
-        elif not bool(finite):
-            optimizer.zero_grad(set_to_none=True)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)

@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback
 
 from granite_scu import control
+from granite_scu.config.errors import Diverged
 from granite_scu.config.settings import TINY_MODEL, ControlConfig, holding_drift
 from granite_scu.control import Measurement
-from granite_scu.control.loop import ControlLoop
+from granite_scu.control.loop import SKIPPED_IN_A_ROW, ControlLoop
 from granite_scu.data.blocks.packing import padding_of
 from granite_scu.evaluation.general_text import Document, GeneralText
 from granite_scu.integrations.adapter import Adapter
@@ -142,7 +143,7 @@ def in_lightning(make_module, make_batches, fit, poison, examples, text, tokeniz
 
     def run(
         steps, every=2, accumulate=1, skip=(), save=None, resume=None, scaler=None, first=0,
-        schedule="constant", clip=0.0, actuator="loss", begin=None, max_drift=None, **law,
+        schedule="constant", clip=0.0, actuator="loss", begin=None, max_drift=None, sigma=SIGMA, **law,
     ):  # fmt: skip
         controller, records, meters = law_of(law, steps // every, max_drift), [], []
         if max_drift:
@@ -153,7 +154,7 @@ def in_lightning(make_module, make_batches, fit, poison, examples, text, tokeniz
         watch = Watch(save, tmp_path / "at.ckpt")
         module = make_module(
             optimizer={"learning_rate": 1e-2, "schedule": schedule, "gradient_clip": clip},
-            **{"sigma": SIGMA, "n_tokens": N, "total_steps": steps, "actuator": actuator},
+            **{"sigma": sigma, "n_tokens": N, "total_steps": steps, "actuator": actuator},
             measures_slopes=controller.needs_slopes,
             dtype=torch.float16 if scaler else torch.float32,
         )
@@ -180,7 +181,7 @@ def in_transformers(examples, adapted, trainer, ticks, text, tokenizer, monkeypa
 
     def run(
         steps, every=2, accumulate=1, skip=(), save=None, resume=None, scaler=None, first=0,
-        schedule="constant", clip=0.0, begin=None, max_drift=None, **law,
+        schedule="constant", clip=0.0, begin=None, max_drift=None, sigma=SIGMA, **law,
     ):  # fmt: skip
         model = adapted()
         give(Adapter(model).factors, begin)
@@ -191,7 +192,8 @@ def in_transformers(examples, adapted, trainer, ticks, text, tokenizer, monkeypa
             settings = {"max_drift": max_drift, "general_data": [str(tmp_path / "text.jsonl")], **law}
         if settings.get("target_s") == "auto":
             settings["held_out"] = examples(HELD_OUT)[-2 * HELD_OUT :]
-        callback = ShannonCallback(control_every=every, n_tokens=N, gradient_clip=clip, **settings)
+        own = {"prior_sigma": sigma, "n_tokens": N, "gradient_clip": clip}
+        callback = ShannonCallback(control_every=every, **own, **settings)
         watch = Noted(callback)
         for layer in model.modules() if scaler else ():  # transformers' limit of inf is none that fp16 has there
             if hasattr(layer, "time_step_limit"):
@@ -216,7 +218,7 @@ def run(request):
 
     Arguments are ``ShannonCallback``'s, ``actuator`` and ``max_drift`` among them, and ``skip``: steps that are left
     out, counted from 0; ``save`` and ``resume``: after which step; ``scaler``: of the loss, in fp16; ``first``: steps
-    whose text is passed over; ``begin``: the factors to begin with.
+    whose text is passed over; ``begin``: the factors to begin with; ``sigma``: of the prior.
     """
     return request.getfixturevalue(f"in_{request.param}")
 
@@ -400,3 +402,16 @@ def test_steps_that_overflow_in_fp16_are_skipped_counted_and_leave_no_trace(run)
     assert alike == [{k: v for k, v in tick.items() if k in (*SAME, "tokens")} for tick in without.ticks]
     assert all(map(torch.equal, ran.plant.factors, without.plant.factors))
     assert any(factor.any() for factor in ran.plant.factors[1::2]) and ran.ticks[-1]["penalty_grad_norm"] > 0
+
+
+@pytest.mark.parametrize("fp16", [True, False])
+def test_a_penalty_that_overflows_alone_is_skipped_and_ends_the_run_in_time(run, fp16):
+    """The largest lambda that there is, on a prior so narrow that fp32 has no number for the gradient."""
+    overflows = {**FIXED, "lambda_init": 1e30, "lambda_max": 1e30, "sigma": 1e-8}
+    scaler = torch.amp.GradScaler("cpu") if fp16 else None
+    first, ran = (run(steps, scaler=scaler, **overflows) for steps in (1, 3))  # no penalty where nothing has moved
+    last = ran.ticks[-1]
+    assert last["skipped"] == 2 and 0 < last["data_grad_norm"] < math.inf
+    assert all(map(torch.equal, ran.plant.factors, first.plant.factors)), "they left no trace"
+    with pytest.raises(Diverged, match=f"step {1 + SKIPPED_IN_A_ROW}: .*not finite in {SKIPPED_IN_A_ROW}.*lower"):
+        run(SKIPPED_IN_A_ROW + 2, every=40, scaler=scaler, **overflows)

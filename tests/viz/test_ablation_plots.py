@@ -348,9 +348,9 @@ def test_what_it_cannot_do_is_one_line_and_leaves_nothing(make, tmp_path, capsys
         ([run, nothing], "new", "nothing: nothing was measured in its 1 tick"),
         ([run, run], "new", "is named twice"),
         ([tmp_path / "missing.json"], "new", "missing.json"),
-        ([run], "file", "cannot be written to (File exists); choose another folder"),
+        ([run], "file", "file is a file, and not a folder; choose another"),
         ([run], 300 * "x", "cannot be written to (File name too long)"),
-        ([run], "file/below", "cannot be written to (Not a directory)"),
+        ([run], "file/below", "file is a file, and not a folder"),
     ]
     for sources, out, words in refused:
         assert main(["plot", *map(str, sources), "--out", str(tmp_path / out)]) == 2

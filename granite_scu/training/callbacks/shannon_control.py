@@ -8,7 +8,7 @@ import lightning as L
 from granite_scu.config.errors import Diverged
 from granite_scu.control import Controller, Measurement
 from granite_scu.control.laws.base import AdapterBenefit
-from granite_scu.control.loop import SKIPPED_IN_A_ROW, ControlLoop, Window
+from granite_scu.control.loop import ControlLoop, Window
 from granite_scu.training.callbacks.throughput import Monitor, Stopwatch
 from granite_scu.training.module import GraniteModule
 
@@ -98,11 +98,10 @@ class ShannonControl(L.Callback):
         return {"tokens_per_s": rate, **(self.monitor.read(steps, seconds) if self.monitor else {})}
 
     def _stop_if_failing(self) -> None:
-        if self.loop.failing >= SKIPPED_IN_A_ROW:
+        if self.loop.failure:
             raise Diverged(
-                f"step {self.loop.step}: loss or gradient was not finite in {self.loop.failing} optimizer steps in a "
-                "row; lower --learning-rate, or use --precision fp32 to find the cause (fp16 has no number above "
-                "65,504)"
+                f"{self.loop.failure}; lower --learning-rate, or use --precision fp32 to find the cause (fp16 has no "
+                "number above 65,504)"
             )
 
     def state_dict(self) -> dict[str, Any]:
