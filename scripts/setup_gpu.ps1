@@ -2,5 +2,5 @@
 #   scripts\setup_gpu.ps1 [--dry-run]      prints the commands and runs none
 #   $env:PYTHON = "py"; scripts\setup_gpu.ps1
 $python = if ($env:PYTHON) { $env:PYTHON } else { "python" }
-& $python (Join-Path $PSScriptRoot "../granite_scu/hardware/torch_build.py") @args
+& $python (Join-Path $PSScriptRoot "torch_build.py") @args
 exit $LASTEXITCODE

@@ -33,7 +33,7 @@ from granite_scu.config.settings import (
 )
 from granite_scu.data.sources.read import is_path, readable_files
 from granite_scu.hardware import GIB, Device, detect, machine, nvml, presets, resolve_precision
-from granite_scu.hardware.torch_build import dotted, install_command
+from granite_scu.hardware.nvml import dotted, install_command
 from granite_scu.model import finding, initial_adapter, loading
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.mamba2 import kernels

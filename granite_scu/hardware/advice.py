@@ -12,8 +12,7 @@ from granite_scu.config.settings import SHORT_PRECISIONS, BaseConfig, DataConfig
 from granite_scu.hardware import presets
 from granite_scu.hardware.detection import GIB, MARGIN, detect
 from granite_scu.hardware.machine import resolve_precision
-from granite_scu.hardware.nvml import driver, why_no_cuda
-from granite_scu.hardware.torch_build import dotted
+from granite_scu.hardware.nvml import dotted, driver, why_no_cuda
 
 Predictor = Callable[[BaseConfig, LoraConfig, int, int, str, str], int]
 """Says how many bytes training takes, as ``model.memory.of_default_model`` does."""

@@ -20,8 +20,7 @@ from granite_scu.config.request import Request
 from granite_scu.config.settings import SHORT_PRECISIONS, BaseConfig, RunConfig
 from granite_scu.hardware import presets
 from granite_scu.hardware.detection import Device
-from granite_scu.hardware.nvml import no_cuda
-from granite_scu.hardware.torch_build import dotted
+from granite_scu.hardware.nvml import dotted, no_cuda
 
 log = logging.getLogger(__name__)
 

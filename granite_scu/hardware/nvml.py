@@ -7,13 +7,23 @@ from dataclasses import dataclass
 import pynvml
 
 from granite_scu.config.errors import UserError
-from granite_scu.hardware.torch_build import install_command
 
 ON_THE_CPU = "or add --accelerator cpu to train on the CPU"
 DRIVER_WANTED = (
     "where there is an NVIDIA GPU, install its driver: sudo ubuntu-drivers install (elsewhere: "
     "https://www.nvidia.com/drivers), then restart"
 )
+
+
+def dotted(capability: tuple[int, int] | None) -> str:
+    """A compute capability as NVIDIA writes it, such as 8.0."""
+    return ".".join(map(str, capability or ("none",)))
+
+
+def install_command(tag: str, version: str) -> str:
+    """The command that installs this build of PyTorch in place of whatever is there."""
+    index = f"https://download.pytorch.org/whl/{tag}"
+    return f"python -m pip install --force-reinstall torch=={version} --index-url {index}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +74,8 @@ def why_no_cuda() -> tuple[str, str]:
     import torch  # late: without a driver it is not needed
 
     if torch.version.cuda is None:
-        remedy = f"scripts/setup_gpu.sh (it runs {install_command('cu130')}, or another build that fits the card)"
+        build = install_command("cu130", torch.__version__.partition("+")[0])
+        remedy = f"scripts/setup_gpu.sh (it runs {build}, or another build that fits the card)"
         return "PyTorch is built without CUDA", f"{remedy}, {ON_THE_CPU}"
     built_for = int(torch.version.cuda.split(".")[0])
     if found.cuda_major < built_for:

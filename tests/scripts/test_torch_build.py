@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from granite_scu.hardware import torch_build
-from granite_scu.hardware.torch_build import Card, NoBuildError, choose_build, parse_cards
+from scripts import torch_build
+from scripts.torch_build import Card, NoBuildError, choose_build, parse_cards
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,7 +115,7 @@ def test_the_script_says_in_one_line_what_is_wrong(setup_gpu, says, code, words)
 
 def test_both_scripts_call_the_same_file():
     for name in ("setup_gpu.sh", "setup_gpu.ps1"):
-        assert "../granite_scu/hardware/torch_build.py" in (ROOT / "scripts" / name).read_text()
+        assert "torch_build.py" in (ROOT / "scripts" / name).read_text()
 
 
 def test_a_build_is_proved_by_a_kernel(monkeypatch, capsys):

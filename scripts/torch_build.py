@@ -1,8 +1,8 @@
 """The build of PyTorch that fits a card and its driver, chosen, installed and proved.
 
-    python granite_scu/hardware/torch_build.py [--dry-run]
+    python scripts/torch_build.py [--dry-run]
 
-``scripts/setup_gpu.sh`` and ``setup_gpu.ps1`` call this file. It imports the standard library alone: it runs
+``setup_gpu.sh`` and ``setup_gpu.ps1`` call this file. It imports the standard library alone: it runs
 where PyTorch is missing, or is the wrong one.
 """
 
@@ -98,14 +98,9 @@ def choose_build(cards: list[Card], windows: bool = False) -> str:
     return serving[0].tag
 
 
-def dotted(capability: tuple[int, int] | None) -> str:
+def dotted(capability: tuple[int, int]) -> str:
     """A compute capability as NVIDIA writes it, such as 8.0."""
-    return ".".join(map(str, capability or ("none",)))
-
-
-def install_command(tag: str, version: str = TORCH) -> str:
-    """The command that installs this build in place of whatever is there."""
-    return f"python -m pip install --force-reinstall torch=={version} --index-url {INDEX}{tag}"
+    return ".".join(map(str, capability))
 
 
 def find_cards() -> list[Card]:
@@ -161,9 +156,10 @@ def commands(tag: str, root: Path, python: str | None = None) -> dict[str, list[
     make = {} if python or own.exists() else {"environment": [sys.executable, *ISOLATED, "venv", str(root / ".venv")]}
     python = python or str(own)
     constraints = str(root / "constraints.txt")
+    pip = f"pip install --force-reinstall torch=={TORCH} --index-url {INDEX}{tag}"
     return {
         **make,
-        "PyTorch": [python, *ISOLATED, *install_command(tag).split()[2:]],
+        "PyTorch": [python, *ISOLATED, *pip.split()],
         "granite-scu": [python, *ISOLATED, "pip", "install", "-c", constraints, "-e", f"{root}[quant]"],
         "proof": [python, str(Path(__file__).resolve()), "--prove"],
     }
@@ -205,7 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
     except NoBuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for what, command in commands(tag, Path(__file__).resolve().parents[2], asked.python).items():
+    for what, command in commands(tag, Path(__file__).resolve().parents[1], asked.python).items():
         print(f"{what}: {shlex.join(command)}", flush=True)
         if not asked.dry_run and (code := subprocess.run(command).returncode):
             print(f"error: {what}: exit code {code}; fix the problem shown above and run this again", file=sys.stderr)
