@@ -2,20 +2,22 @@
 
 import json
 import logging
+import sys
 from dataclasses import replace
 
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.cli import config_layers, requirements, resume_hint
 from granite_scu.cli.config_layers import Layers
 from granite_scu.cli.console import make_console, print_facts, quiet
-from granite_scu.cli.request_parser import parse
 from granite_scu.cli.robust_stdout import robust_stdout
 from granite_scu.cli.summary import print_summary
+from granite_scu.config import settings as config
 from granite_scu.config.errors import UserError
 from granite_scu.config.progress import say
-from granite_scu.config.request import Request
+from granite_scu.config.request import Request, add_settings, nested
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.data.tokens import templates
 from granite_scu.evaluation.score import score_split
@@ -30,6 +32,56 @@ from granite_scu.training.callbacks.samples import Samples
 from granite_scu.training.output_folder import is_main, logged_from_here
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.resume import AS_BEFORE
+
+
+class GraniteCLI(LightningCLI):
+    """Makes ``request`` of what a command line asks for; builds nothing.
+
+    Args:
+        layers: what is asked for, its preset among the layers.
+        command: fit, validate or test.
+    """
+
+    def __init__(self, layers: Layers, command: str) -> None:
+        self.layers, self.command = layers, command
+        strict = {"exit_on_error": False, "allow_abbrev": False}
+        super().__init__(
+            save_config_callback=None,
+            seed_everything_default=config.SEED,
+            parser_kwargs={**strict, command: strict},
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            args={"subcommand": command, command: nested(layers.values)},
+        )
+
+    def subcommands(self) -> dict[str, set[str]]:
+        """The command. Lightning's own arguments of it are all ours to set."""
+        ours = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders"}
+        return {self.command: ours | {"ckpt_path", "verbose", "weights_only"}}
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The dataclasses of ``config``, that of the Trainer's settings among them."""
+        add_settings(parser)
+
+    def instantiate_classes(self) -> None:
+        """Only the dataclasses: the model and the trainer depend on the data, which is read later."""
+        parsed = self.config[self.subcommand]
+        parsed.pop("config")  # LightningCLI's own; the files are among the layers
+        self.request = Request.from_parsed(parsed, self.layers.preset, self.layers.given)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Nothing: the caller runs the request."""
+
+
+def parse(layers: Layers, command: str = "fit") -> GraniteCLI:
+    """What LightningCLI makes of a command line, which ``layers.request`` has been made of already."""
+    logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
+    argv, sys.argv = sys.argv, sys.argv[:1]  # LightningCLI warns when both are there
+    try:
+        return GraniteCLI(layers, command)
+    finally:
+        sys.argv = argv
+
 
 log = logging.getLogger(__name__)
 

@@ -79,16 +79,10 @@ class TextDataModule(LightningDataModule):
         self.rows: int | None = None
         self.model_name = ""
 
-    def with_batch_size(self, size: int) -> "TextDataModule":
-        """The same prepared data in other micro-batches."""
+    def served(self, **how: int) -> "TextDataModule":
+        """The same prepared data in other micro-batches, or by other processes; ``how`` are fields of its settings."""
         other = copy.copy(self)
-        other.config = replace(self.config, batch_size=size)
-        return other
-
-    def in_this_process(self) -> "TextDataModule":
-        """The same prepared data without loader processes: for a look at it, they take longer than all the rest."""
-        other = copy.copy(self)
-        other.config = replace(self.config, num_workers=0)
+        other.config = replace(self.config, **how)
         return other
 
     def prepare(self, tokenizer: PreTrainedTokenizerBase, rows: int | None = None, model: str = "") -> None:

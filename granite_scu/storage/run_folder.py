@@ -42,6 +42,8 @@ TRAINING_CONFIG = "training_config.json"
 """The file that tells a run folder from any other folder; written first."""
 LOGGER_RUNS = "logs/loggers.json"
 """What wandb, mlflow or trackio call this run, for a resume to continue it there."""
+LOG_FILES = {"cpu": "logs/training.log", "cuda": "logs/cuda_optimized_training.log"}
+"""By accelerator; that on a GPU has the name that the guides look for. A run that has moved to another has both."""
 LOCK = ".lock"
 MODEL_CARD = "README.md"
 """The last file that a run writes."""

@@ -66,7 +66,7 @@ def prove(run: PreparedRun) -> PreparedRun:
         request = memory_budget.with_batch(run.request, size)
         of = f"try {number} of at most {len(sizes)}"
         log.info("finding the batch size: trying %d x %d tokens (%s)", size, request.data.block_size, of)
-        tried = replace(run, request=request, data=run.data.with_batch_size(size))
+        tried = replace(run, request=request, data=run.data.served(batch_size=size))
         taken = _try(tried)
         if taken is not None and taken <= allowed:
             predicted = memory_budget.predict(request, run.machine).total

@@ -19,13 +19,10 @@ from granite_scu.model import base_digest, loading
 from granite_scu.storage import checkpoint_list, recording, working_folder
 from granite_scu.storage.atomic import adding_to, replacing
 from granite_scu.storage.provenance import git_revision, versions
-from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, TRAINING_CONFIG, RunFolder
+from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, LOG_FILES, TRAINING_CONFIG, RunFolder
 from granite_scu.training.defaults import RATE_WIDTH, rate_by_width
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.resume import Resume, restore_records
-
-LOG = {"cuda": "cuda_optimized_training.log", "cpu": "training.log"}
-"""The log file, by accelerator: that on a GPU has the name that the guides look for."""
 
 LINE = "%(asctime)s %(levelname)s %(message)s"
 """What a line of it looks like."""
@@ -171,7 +168,7 @@ def open_run_folder(run: PreparedRun) -> None:
     with adding_to(folder.path) as beside:
         run.tokenizer.save_pretrained(beside)  # now: its chat template is also that of a run which does not end
     _own_logs(folder.path / "logs")
-    _open_log(folder.path / "logs" / LOG[run.machine.accelerator])
+    _open_log(folder.path / LOG_FILES[run.machine.accelerator])
     if resume:
         restore_records(folder, resume, drop_later=request.run.overwrite)
 

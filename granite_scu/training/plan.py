@@ -39,8 +39,9 @@ def look(run: PreparedRun, here: bool = True) -> dict[str, Any]:
         here: whether the device is in this machine.
     """
     shown = min(run.request.data.batch_size, MAX_SHOWN)
+    data = run.data.served(batch_size=shown, num_workers=0)  # loader processes take longer than all the rest
     with errors_in_one_line():
-        batch = next(iter(run.data.with_batch_size(shown).in_this_process().train_dataloader()))
+        batch = next(iter(data.train_dataloader()))
     (blocks, length), supervised = batch["input_ids"].shape, (batch["labels"] != IGNORED).sum()
     return facts(run, here) | {"first_batch": f"{blocks} x {length} tokens, of which {supervised:,} are learned"}
 

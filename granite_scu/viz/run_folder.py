@@ -19,6 +19,7 @@ from granite_scu.storage.run_folder import (
     EVALUATION,
     HISTORY,
     HISTORY_LINES,
+    LOG_FILES,
     METRICS,
     SAMPLES,
     STOPPED,
@@ -28,10 +29,6 @@ from granite_scu.storage.run_folder import (
     unreadable,
 )
 from granite_scu.viz.adapter_size import FIELDS
-
-LOG = "logs/training.log"
-GPU_LOG = "logs/cuda_optimized_training.log"
-"""The log file of a run on a CPU, and on a GPU; a run that has moved from one to the other has both."""
 
 BAND = 0.10
 """Half width of the band around the setpoint, relative to it, in which S counts as held."""
@@ -245,7 +242,7 @@ _NOTE, _CHOSEN = "note: ", "chosen: "
 
 def _read_log(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Warnings and notes, and what was chosen; what a resumed run said again, once."""
-    files = [folder / name for name in (LOG, GPU_LOG) if (folder / name).is_file()]
+    files = [folder / name for name in LOG_FILES.values() if (folder / name).is_file()]
     text = "".join(_content(file).decode(errors="replace") for file in files)
     entries = list(_ENTRY.finditer(text))
     ends = [*(entry.start() for entry in entries[1:]), len(text)][: len(entries)]

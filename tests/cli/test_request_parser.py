@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from granite_scu.cli import request_parser as cli
 from granite_scu.cli import run_commands, script_flags
+from granite_scu.cli import train as cli
 from granite_scu.cli.main import main
 from granite_scu.config.errors import WRONG_REQUEST
 from granite_scu.training.resume import AS_BEFORE

@@ -1,7 +1,7 @@
 import pytest
 
-from granite_scu.cli.request_parser import parse
 from granite_scu.cli.script_flags import translate
+from granite_scu.cli.train import parse
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from granite_scu.evaluation import answering_time
-from granite_scu.evaluation.answering_time import AnsweringPace, pace_of, seconds_of
 from granite_scu.evaluation.answers import Question, max_answer_tokens
+from granite_scu.training.callbacks import samples
+from granite_scu.training.callbacks.samples import AnsweringPace, pace_of, seconds_of
 
 
 def question(asked: int, expected: int) -> Question:
@@ -26,10 +26,8 @@ def test_prompts_count_with_their_padding_and_answers_as_long_as_they_are_expect
 def test_the_pace_is_of_one_batch_and_of_the_tokens_that_came(monkeypatch, tokens, steps):
     """The first token takes 4 seconds here, of a prompt of 8 questions of 2 tokens, and the others 3 seconds in all."""
     clock = iter([0, 4, 4, 4 + 4 + 3])
-    monkeypatch.setattr(answering_time, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr(
-        answering_time, "greedy", lambda model, prompts, most, *_: [[1] * min(most, tokens)] * len(prompts)
-    )
+    monkeypatch.setattr(samples, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(samples, "greedy", lambda model, prompts, most, *_: [[1] * min(most, tokens)] * len(prompts))
     model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=1))
     tokenizer = SimpleNamespace(eos_token_id=1, pad_token_id=0)
     assert pace_of(model, tokenizer, [question(2, 9)] * 20) == AnsweringPace(4 / 16, 3 / steps)

@@ -17,8 +17,7 @@ import pytest
 from killing import at_call, at_change
 
 from granite_scu.storage import checkpoint_list, manifest
-from granite_scu.storage.run_folder import LOCK, MODEL_CARD, STOPPED, RunFolder, read_json
-from granite_scu.training.output_folder import LOG
+from granite_scu.storage.run_folder import LOCK, LOG_FILES, MODEL_CARD, STOPPED, RunFolder, read_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -137,7 +136,7 @@ def test_a_power_cut_takes_back_no_more_than_a_kill(whole, cut, tmp_path_factory
     moment = functools.partial(at_call, "on_before_optimizer_step", 7)
     assert cut.run(UNEVEN, power.failing(cut.folder, moment, names_first)) == -signal.SIGKILL
     assert [path.name for path in RunFolder(cut.folder).checkpoints()] == ["checkpoint-4"]
-    (cut.folder / "logs" / LOG["cpu"]).touch()  # nobody syncs it
+    (cut.folder / LOG_FILES["cpu"]).touch()  # nobody syncs it
     copy, kept = (tmp_path_factory.mktemp("beside") / name for name in ("copy", "kept"))
     subprocess.run(["cp", "-al", cut.folder, copy], check=True)
     copied = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.name != LOCK}
@@ -260,7 +259,7 @@ def _full() -> None:
 def test_a_run_outlives_its_console(whole, cut):
     """Its disk is full: the log file says so, and the run ends well."""
     assert cut.run(FLAGS, _full) == 0
-    log = (cut.folder / "logs" / LOG["cpu"]).read_text()
+    log = (cut.folder / LOG_FILES["cpu"]).read_text()
     assert "standard output cannot be written any more" in log and "the run continues without it" in log
     assert same(whole(FLAGS), killing.outcome(cut.folder))
 
@@ -272,7 +271,7 @@ def test_a_run_outlives_the_reader_of_its_output(tmp_path):
     line = f"set -o pipefail; {sys.executable} {script} --test-run --max-steps 8 --output-dir run | head -1"
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "standard output cannot be written any more" in (tmp_path / "run" / "logs" / LOG["cpu"]).read_text()
+    assert "standard output cannot be written any more" in (tmp_path / "run" / LOG_FILES["cpu"]).read_text()
 
 
 @pytest.mark.slow

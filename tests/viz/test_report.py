@@ -10,9 +10,10 @@ import pytest
 from folders import METRICS, holding, record, rising, seeking, settings, write_csv, write_run
 
 from granite_scu.cli.main import main
+from granite_scu.storage.run_folder import LOG_FILES
 from granite_scu.viz.report import build_report
 from granite_scu.viz.report_data import MAX_TICKS, chart_data, thinned
-from granite_scu.viz.run_folder import LOG, read_run
+from granite_scu.viz.run_folder import read_run
 
 ROOT = Path(__file__).parents[2]
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"quoted\" 'both'"
@@ -184,7 +185,7 @@ def test_what_the_folder_tells_is_escaped(tmp_path):
         settings(**texts),
         metrics={"stopped": {"reason": EVIL, "step": EVIL}, "reachability": {"advice": EVIL}},
     )
-    (folder / LOG).write_text(f"2026-01-01 00:00:00,000 WARNING {EVIL}\n")
+    (folder / LOG_FILES["cpu"]).write_text(f"2026-01-01 00:00:00,000 WARNING {EVIL}\n")
     read = page(folder)
     assert read.tags.count("script") == 2 and not {"img", "b"} & set(read.tags)
     assert "<b>run<b> & co" in read.text and read.text.count("<img src=x onerror=alert(2)>") >= 6
@@ -305,7 +306,7 @@ def test_what_was_not_measured_is_said_and_not_shown(tmp_path):
 def test_notes_of_the_start_and_what_the_data_decided_stand_in_it_once(finished):
     line = "2026-01-01 00:00:00,000 INFO {}\n".format
     said = line("note: --batch-size 9 does not <fit>") + line("chosen: learning rate 5e-4: for the width")
-    (finished / LOG).write_text(2 * said + line("training"))
+    (finished / LOG_FILES["cpu"]).write_text(2 * said + line("training"))
     read = page(finished)
     assert read.text.count("--batch-size 9 does not <fit>") == 1
     assert read.text.count("learning rate 5e-4: for the width") == 1

@@ -8,7 +8,8 @@ from folders import record, settings, write_csv, write_run
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.untrusted_input import only_files
-from granite_scu.viz.run_folder import GPU_LOG, LOG, read_measured_run, read_run
+from granite_scu.storage.run_folder import LOG_FILES
+from granite_scu.viz.run_folder import read_measured_run, read_run
 
 
 def test_validations_stand_at_the_step_they_were_made_after(finished):
@@ -61,9 +62,9 @@ def test_a_pipe_is_not_waited_for(cut_off):
 
 def test_warnings_are_those_of_the_log_with_all_their_lines(finished):
     log = "00:00:00,000 INFO step 10\n{0} WARNING first\n{0} INFO x\n{0} ERROR second\n  its cause\n{0} INFO y\n"
-    (finished / LOG).write_text("2026-01-01 " + log.format("2026-01-01 00:00:01,000"))
+    (finished / LOG_FILES["cpu"]).write_text("2026-01-01 " + log.format("2026-01-01 00:00:01,000"))
     assert read_run(finished).warnings == ("first", "second\n  its cause")
-    (finished / GPU_LOG).write_text("2026-01-02 00:00:00,000 WARNING third\n")
+    (finished / LOG_FILES["cuda"]).write_text("2026-01-02 00:00:00,000 WARNING third\n")
     assert read_run(finished).warnings == ("first", "second\n  its cause", "third")
 
 

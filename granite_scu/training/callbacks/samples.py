@@ -2,19 +2,21 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import lightning as L
 from rich.console import Console
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from granite_scu.config.progress import tracked
+from granite_scu.data.blocks.packing import padding_of
 from granite_scu.data.datamodule import TextDataModule
-from granite_scu.evaluation import answering_time, answers, elsewhere
+from granite_scu.evaluation import answers, elsewhere
+from granite_scu.evaluation.answers import Question, batches_of, ends_of, greedy, max_answer_tokens
 from granite_scu.evaluation.bpt import texts
 from granite_scu.evaluation.samples import SAMPLING, openings, sample
 from granite_scu.model.adapters import Switch
@@ -90,10 +92,10 @@ class Samples(L.Callback):
         _, general, _ = elsewhere.as_asked(elsewhere.general_questions()[: self.count], tokenizer)
         batches = len(list(answers.batches_of(general))) if tried.knows("base") else 1
         with base():
-            pace = answering_time.pace_of(model, tokenizer, held_out or general)
+            pace = pace_of(model, tokenizer, held_out or general)
         first = 2 * pace.step * SAMPLING.max_new_tokens * min(self.count, MAX_TEXTS)
         if held_out:
-            first = sum(answering_time.seconds_of(held_out, pace, learned) for learned in (False, True))
+            first = sum(seconds_of(held_out, pace, learned) for learned in (False, True))
         return min(first, MAX_SECONDS) + min(2 * batches * of_batch, MAX_SECONDS)
 
     def _held_out_questions(self, data: TextDataModule) -> list[answers.Question]:
@@ -167,3 +169,57 @@ def held_out_questions(
         return answers.questions_in(documents, data.config.control_tokens, tokenizer, count, data.seed)
     documents = answers.beginning_in(data.test)
     return answers.questions_of(data.test.stream, tokenizer, documents, count, data.seed)
+
+
+STEPS = 6
+"""Tokens that are timed."""
+
+
+@dataclass(frozen=True)
+class AnsweringPace:
+    """Seconds.
+
+    Attributes:
+        prompt: for a token of a batch's prompts, padding among them.
+        step: for the next token of all answers of a batch.
+    """
+
+    prompt: float
+    step: float
+
+
+def pace_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question]) -> AnsweringPace:
+    """Time the first tokens of a batch's answers.
+
+    Args:
+        model: in evaluation mode.
+        tokenizer: the model's.
+        questions: at least one.
+    """
+    batch = next(batches_of(questions))
+    prompts, ends, took = [question.tokens for question in batch], ends_of(model, tokenizer, batch), []
+    for most in (1, 1 + STEPS):
+        began = time.monotonic()
+        answers = greedy(model, prompts, most, ends, padding_of(tokenizer)) or [[]]
+        took.append(time.monotonic() - began)
+    steps = min(STEPS, max(1, *map(len, answers)))  # fewer where all answers have ended
+    return AnsweringPace(took[0] / _padded(batch), max(0.0, took[1] - took[0]) / steps)
+
+
+def seconds_of(questions: Sequence[Question], pace: AnsweringPace, learned: bool) -> float:
+    """What the answers of one model take.
+
+    Args:
+        questions: all that are asked.
+        pace: the model's.
+        learned: whether the answers are about as long as those expected; else as long as they may be.
+    """
+    return sum(
+        _padded(batch) * pace.prompt
+        + pace.step * (1 + max(len(question.answer) for question in batch) if learned else max_answer_tokens(batch))
+        for batch in batches_of(questions)
+    )
+
+
+def _padded(batch: Sequence[Question]) -> int:
+    return len(batch) * max(len(question.tokens) for question in batch)
