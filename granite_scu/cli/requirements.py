@@ -34,7 +34,7 @@ from granite_scu.config.settings import (
 from granite_scu.data.sources.read import is_path, readable_files
 from granite_scu.hardware import GIB, Device, detect, machine, nvml, presets, resolve_precision
 from granite_scu.hardware.nvml import dotted, install_command
-from granite_scu.model import finding, initial_adapter, loading
+from granite_scu.model import finding, loading, saved_adapter
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.mamba2 import kernels
 from granite_scu.model.mamba2.packages import version_of
@@ -165,7 +165,7 @@ def _open_files(request: Request) -> None:
         if is_path(source):
             readable_files(source)
     if request.lora.adapter and not request.run.resume:  # a checkpoint has what it needs of the adapter
-        initial_adapter.lora_of(request.lora, initial_adapter.open_start(request.lora.adapter, request.base.name))
+        saved_adapter.lora_of(request.lora, saved_adapter.open_start(request.lora.adapter, request.base.name))
 
 
 def _with_prediction(check: Check, request: Request, resolved: machine.Machine) -> Check:

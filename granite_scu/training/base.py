@@ -14,7 +14,7 @@ from granite_scu.control.diagnostics import ceiling
 from granite_scu.data.tokens import templates
 from granite_scu.hardware import machine as machines
 from granite_scu.hardware import presets
-from granite_scu.model import flops, initial_adapter, loading
+from granite_scu.model import flops, loading, saved_adapter
 from granite_scu.model.mamba2 import kernels
 from granite_scu.training.resume import Resume
 
@@ -33,7 +33,7 @@ class Base(NamedTuple):
 
     tokenizer: PreTrainedTokenizerBase
     config: PretrainedConfig
-    start: initial_adapter.InitialAdapter | None
+    start: saved_adapter.InitialAdapter | None
     size: flops.Size
 
     @property
@@ -71,7 +71,7 @@ def open_base(
     tokenizer = templates.of_data(tokenizer or loading.load_tokenizer(name), request.data)
     start = _open_start(request.lora.adapter, request.base.name, resume)
     if start:
-        request = replace(request, lora=initial_adapter.lora_of(request.lora, start))
+        request = replace(request, lora=saved_adapter.lora_of(request.lora, start))
     config = loading.known_config(name)
     if block_size < (width := getattr(config, "mamba_d_conv", 0)):
         raise UserError(
@@ -106,9 +106,9 @@ def settle_machine(
     return replace(request, base=base), replace(machine, attention=attention)
 
 
-def _open_start(path: str | None, base: str, resume: Resume | None) -> initial_adapter.InitialAdapter | None:
+def _open_start(path: str | None, base: str, resume: Resume | None) -> saved_adapter.InitialAdapter | None:
     if path is None:
         return None
     if resume and not Path(path).expanduser().is_dir():  # the checkpoint has all that is needed of it
-        return initial_adapter.from_checkpoint(resume.path, path, base, resume.state["frozen"])
-    return initial_adapter.open_start(path, base)
+        return saved_adapter.from_checkpoint(resume.path, path, base, resume.state["frozen"])
+    return saved_adapter.open_start(path, base)

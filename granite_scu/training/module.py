@@ -17,10 +17,10 @@ from granite_scu.evaluation.score import Score, score
 from granite_scu.model import adapters, kl_divergence, loading, loss
 from granite_scu.model.compilation import compile_decoder, options_of
 from granite_scu.model.description_length import LowRankUpdate, Measure, bits
-from granite_scu.model.initial_adapter import SHA256, InitialAdapter
 from granite_scu.model.mamba2 import mamba
 from granite_scu.model.modes import evaluation_mode, not_compiled
 from granite_scu.model.plant import LOSS_UNIT, AdapterPlant
+from granite_scu.model.saved_adapter import SHA256, InitialAdapter
 from granite_scu.training.learning_rate import schedule
 
 

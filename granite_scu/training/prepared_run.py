@@ -16,8 +16,8 @@ from granite_scu.data.tokens import templates
 from granite_scu.evaluation.general_text import GeneralText
 from granite_scu.hardware.machine import Machine
 from granite_scu.model.flops import Size
-from granite_scu.model.initial_adapter import InitialAdapter
 from granite_scu.model.loading import WEIGHT_DTYPES
+from granite_scu.model.saved_adapter import InitialAdapter
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.module import GraniteModule

@@ -12,8 +12,8 @@ from torch import Tensor
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.model import kl_divergence
 from granite_scu.model.drift import GeneralPart, Turns
-from granite_scu.model.initial_adapter import open_start
 from granite_scu.model.loading import WEIGHT_DTYPES
+from granite_scu.model.saved_adapter import open_start
 from granite_scu.storage.checkpoint import save_adapter
 from granite_scu.training.module import GraniteModule
 

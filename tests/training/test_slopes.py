@@ -11,9 +11,9 @@ from rounding import rounding
 
 from granite_scu.control.laws.base import Slopes
 from granite_scu.control.slopes import SlopeSensor
-from granite_scu.model.initial_adapter import open_start
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.modes import without_dropout
+from granite_scu.model.saved_adapter import open_start
 from granite_scu.storage.checkpoint import save_adapter
 
 LN2 = 0.6931471805599453

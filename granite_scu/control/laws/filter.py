@@ -1,7 +1,6 @@
 """The smoothing of ln S, and what it says about the setpoint."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -67,19 +66,3 @@ def read(ema: Ema, measurement: Measurement, alpha: float, setpoint: float | Non
     smoothed = None if mean is None else math.exp(mean)
     error = None if mean is None or setpoint is None else mean - math.log(setpoint)
     return Reading(ema, log_s is not None, smoothed, error)
-
-
-def smooth(values: Iterable[float | None], alpha: float) -> list[float | None]:
-    """What the filter makes of one raw S after another; None where one has no logarithm, which leaves it alone.
-
-    >>> smooth([1.0, None, 0.0, 1.0], alpha=0.5)
-    [1.0, None, None, 1.0]
-    """
-    ema, found = Ema(), list[float | None]()
-    for s in values:
-        if s is None or not 0 < s < math.inf:
-            found.append(None)
-        else:
-            ema = ema.update(math.log(s), alpha)
-            found.append(math.exp(ema.mean))
-    return found

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from granite_scu.control.laws.base import Measurement
-from granite_scu.control.laws.filter import Ema, read, smooth
+from granite_scu.control.laws.filter import Ema, read
 
 VALUES = st.lists(st.floats(-20, 20), min_size=1, max_size=50)
 ALPHA = st.floats(0.01, 1)
@@ -44,13 +44,3 @@ def test_a_reading_without_a_logarithm_leaves_the_filter_alone(bad):
     before = read(Ema(), seen(0.01), alpha=0.5, setpoint=0.02)
     assert read(before.ema, seen(bad), alpha=0.5, setpoint=0.02) == before._replace(valid=False)
     assert read(Ema(), seen(bad), alpha=0.5, setpoint=0.02) == (Ema(), False, None, None)
-
-
-def test_a_history_is_smoothed_as_a_law_smooths_it_tick_by_tick():
-    raw, ema, expected = [0.01, 0.04, None, 0.02, 0.0, math.nan, 0.03], Ema(), []
-    for s in raw:
-        seen = read(ema, Measurement(s=math.nan if s is None else s, data_bpt=1.0, param_bpt=1.0), alpha=0.5)
-        ema = seen.ema
-        expected.append(seen.smoothed if seen.valid else None)
-    assert smooth(raw, alpha=0.5) == expected
-    assert [s is None for s in expected] == [False, False, True, False, True, True, False]
