@@ -26,6 +26,7 @@ from granite_scu.storage.run_folder import (
     TRAINING_CONFIG,
     RunFolder,
     read_if_there,
+    read_json,
     unreadable,
 )
 from granite_scu.viz.adapter_size import FIELDS
@@ -162,7 +163,7 @@ def read_run(path: str | Path) -> Run:
     if not finished and not (folder / HISTORY_LINES).is_file():
         reason = f"has neither {HISTORY} nor {HISTORY_LINES}" if folder.is_dir() else "no such folder"
         raise UserError(f"{folder}: {reason}; name the --output-dir of a run")
-    history = RunFolder(folder).read_history()
+    history = read_json(folder / HISTORY, kind=list) if finished else RunFolder(folder).read_history()
     if not all(map(_is_record, history)):
         raise UserError(f"{folder / (HISTORY if finished else HISTORY_LINES)}: not records of ticks, each with a step")
     if not history:

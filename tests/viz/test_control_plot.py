@@ -65,8 +65,8 @@ def test_the_finished_history_wins(finished):
         ("scu_history.json", '{"step": 10}', "not a JSON list"),
         ("scu_history.json", "[]", "no tick is recorded yet"),
         ("scu_history.jsonl", "", "no tick is recorded yet"),
-        ("scu_history.jsonl", '{"step": 10}\n{"st\n{"step": 30}\n', "scu_history.jsonl:2: not JSON"),
-        ("scu_history.jsonl", "3\n", "scu_history.jsonl:1: not a JSON object"),
+        ("scu_history.jsonl", '{"step": 10}\n{"st\n{"step": 30}\n', "scu_history.jsonl: line 2 is damaged"),
+        ("scu_history.jsonl", "3\n", "scu_history.jsonl: not records of ticks"),
         ("notes.txt", "", "has neither scu_history.json nor scu_history.jsonl"),
     ],
 )
