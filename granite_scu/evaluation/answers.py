@@ -96,7 +96,7 @@ def questions_of(
 
 def questions_in(
     documents: Iterable[Document],
-    control_tokens: ReadAs,
+    special_tokens: ReadAs,
     tokenizer: PreTrainedTokenizerBase,
     count: int,
     seed: int = SEED,
@@ -105,7 +105,7 @@ def questions_in(
 
     Args:
         documents: not yet tokenised.
-        control_tokens: what becomes of those that somebody wrote.
+        special_tokens: what becomes of those that somebody wrote.
         tokenizer: of the models.
         count: chats, at most.
         seed: of the sample.
@@ -113,7 +113,7 @@ def questions_in(
     chats = [document for document in documents if isinstance(document, Conversation)]
     order = np.random.default_rng(seed).permutation(len(chats))[:count]
     sample = [chats[number] for number in sorted(order)]
-    return questions_of(encode(sample, tokenizer, control_tokens=control_tokens), tokenizer) if sample else []
+    return questions_of(encode(sample, tokenizer, special_tokens=special_tokens), tokenizer) if sample else []
 
 
 def beginning_in(blocks: Blocks) -> NDArray[np.int64]:

@@ -25,7 +25,7 @@ MIN_WIDTH = 80
 
 
 def tokenized(
-    tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool, control_tokens: ReadAs = "text"
+    tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool, special_tokens: ReadAs = "text"
 ) -> dict[str, torch.Tensor]:
     """``input_ids`` and ``attention_mask`` of a prompt, (1, time) each. It begins as a document that is trained on.
 
@@ -33,23 +33,23 @@ def tokenized(
         tokenizer: of the model.
         prompt: the text or question; its control tokens act unless it is a chat.
         chat: put it into the chat template.
-        control_tokens: what becomes of those in a question.
+        special_tokens: what becomes of those in a question.
 
     Raises:
         UserError: a chat with a model that has no template for one, or whose template refuses it.
     """
     if not chat:
         return _inputs([*beginning(tokenizer), *tokenizer(prompt, add_special_tokens=False)["input_ids"]])
-    return tokenized_chat(tokenizer, [{"role": "user", "content": prompt}], control_tokens)
+    return tokenized_chat(tokenizer, [{"role": "user", "content": prompt}], special_tokens)
 
 
 def tokenized_chat(
-    tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, str]], control_tokens: ReadAs = "text"
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, str]], special_tokens: ReadAs = "text"
 ) -> dict[str, torch.Tensor]:
     """As ``tokenized``, of a chat that ends with a question."""
-    rendered = Renderer(tokenizer, control_tokens=control_tokens).prompt(turns)
+    rendered = Renderer(tokenizer, special_tokens=special_tokens).prompt(turns)
     if rendered.n_control:
-        counts = rendered.n_control, rendered.first_control, control_tokens
+        counts = rendered.n_control, rendered.first_control, special_tokens
         log.warning("--chat: control tokens in the question: %d, the first is %s; they are read as %s", *counts)
     return _inputs(token_ids(rendered.text, tokenizer, rendered.written))
 
@@ -154,13 +154,13 @@ class Conversation:
         tokenizer: of the model, with a chat template.
         most: tokens that the model can read; None where nothing limits it.
         name: of the model, for messages.
-        control_tokens: what becomes of those in a question.
+        special_tokens: what becomes of those in a question.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, most: int | None, name: str, control_tokens: ReadAs = "text"
+        self, tokenizer: PreTrainedTokenizerBase, most: int | None, name: str, special_tokens: ReadAs = "text"
     ) -> None:
-        self.tokenizer, self.most, self.name, self.control_tokens = tokenizer, most, name, control_tokens
+        self.tokenizer, self.most, self.name, self.special_tokens = tokenizer, most, name, special_tokens
         self.turns: list[dict[str, str]] = []
 
     def inputs(self, question: str, new_tokens: int) -> dict[str, torch.Tensor]:
@@ -170,7 +170,7 @@ class Conversation:
             ConversationFull: with an answer of ``new_tokens`` they are longer than the model can read.
         """
         turns = [*self.turns, {"role": "user", "content": question}]
-        inputs = tokenized_chat(self.tokenizer, turns, self.control_tokens)
+        inputs = tokenized_chat(self.tokenizer, turns, self.special_tokens)
         length = inputs["input_ids"].shape[1]
         if self.most and length + new_tokens > self.most:
             raise ConversationFull(

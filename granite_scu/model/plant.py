@@ -41,7 +41,7 @@ class AdapterPlant(nn.Module):
     """A model whose adapter is trained under CE + lambda * ParamNPT. It knows no controller.
 
     ``lam`` (lambda) is set between optimizer steps, by ``set_regularisation`` or alone; at its default of zero
-    this is plain LoRA fine-tuning. So are ``layer_strengths``, which tells matrices apart, and ``param_bound``, onto
+    this is plain LoRA fine-tuning. So are ``layer_lams``, which tells matrices apart, and ``param_bound``, onto
     which the update is projected. With ``drift_gradient`` set, lambda multiplies drift in the place of ParamNPT.
 
     A trainer calls, once an optimizer step, ``regularise`` with the gradient of the mean loss in ``.grad``,

@@ -55,19 +55,19 @@ class Renderer:
     Attributes:
         tokenizer: its chat template is used.
         loss_on: "completion" supervises what the model says, with the end of text after it; "all" every token.
-        control_tokens: what becomes of those that somebody wrote, see ``SpecialTokens``.
+        special_tokens: what becomes of those that somebody wrote, see ``SpecialTokens``.
     """
 
     tokenizer: PreTrainedTokenizerBase
     loss_on: str = "completion"
-    control_tokens: ReadAs = "text"
+    special_tokens: ReadAs = "text"
     _known: dict[int, tuple[Spelling, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """How the template takes conversations of a form, and the thoughts that it leaves out, by the form's hash."""
 
     @cached_property
     def control(self) -> SpecialTokens:
         """The control tokens of the tokenizer."""
-        return SpecialTokens(self.tokenizer, self.control_tokens)
+        return SpecialTokens(self.tokenizer, self.special_tokens)
 
     def render(self, conversation: Conversation) -> Piece:
         """The conversation as text.
@@ -152,7 +152,7 @@ class Renderer:
         spans = ((len(prompt), len(text)),) if completion.strip() else ()
         found = self.control.places(text, conversation.name)
         first = text[slice(*found[0])] if found else ""
-        written = () if self.control_tokens == "tokens" else found
+        written = () if self.special_tokens == "tokens" else found
         spans = None if self.loss_on == "all" else spans
         return Piece(text, conversation.name, spans, written, len(found), first, is_conversation=True)
 

@@ -50,7 +50,7 @@ def encode(
     tokenizer: PreTrainedTokenizerBase,
     show_progress: bool = True,
     loss_on: str = "completion",
-    control_tokens: ReadAs = "text",
+    special_tokens: ReadAs = "text",
 ) -> Corpus:
     """The documents' tokens, each document ended by the end-of-text token, in memory.
 
@@ -59,14 +59,14 @@ def encode(
         tokenizer: its end-of-text token ends each document.
         show_progress: show a bar on stderr when the text is long.
         loss_on: of conversations, see ``chat.Renderer``.
-        control_tokens: what becomes of those that somebody wrote.
+        special_tokens: what becomes of those that somebody wrote, ``--control-tokens``.
 
     Raises:
         UserError: the tokenizer has no end-of-text token or is not of the tokenizers library, or what rendering raises.
     """
     assert documents
     size = sum(len(document.text.encode()) for document in documents)
-    renderer = Renderer(tokenizer, loss_on, control_tokens)
+    renderer = Renderer(tokenizer, loss_on, special_tokens)
     return joined(list(with_bar(encoded([documents], renderer), size if show_progress else 0)))
 
 
@@ -246,7 +246,7 @@ class _Encoder:
         self.control = control
 
     @cached_property
-    def without_control_tokens(self) -> Any:
+    def without_special_tokens(self) -> Any:
         """The same tokenizer, to which a control token is a text like any other."""
         found = Tokenizer.from_str(self.backend.to_str())
         found.encode_special_tokens = True
@@ -277,7 +277,7 @@ class _Encoder:
         return self.backend.encode(text, add_special_tokens=False)
 
     def _as_text(self, text: str, name: str) -> Any:
-        found = self.without_control_tokens.encode(text, add_special_tokens=False)
+        found = self.without_special_tokens.encode(text, add_special_tokens=False)
         if token := self.control.made_by(found.tokens):
             raise UserError(
                 f"--control-tokens text: the tokenizer of --model makes the control token {token} of the text of "

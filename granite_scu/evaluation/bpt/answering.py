@@ -31,7 +31,7 @@ class Asked:
         self.tokenizer, self.count = tokenizer, count
         self.answers: dict[str, list[str]] = {}
         self.tried: dict[str, elsewhere.Tried] = {}
-        self.questions = answers.questions_in(text.documents, text.control_tokens, tokenizer, count)
+        self.questions = answers.questions_in(text.documents, text.special_tokens, tokenizer, count)
 
     def ask(
         self,

@@ -145,7 +145,7 @@ def _texts(
     if forgetting is not None:
         asked.append(texts.named(forgetting, *how, runs, "--forgetting"))
     read_as = texts.data_config(runs[0]).control_tokens if runs else DataConfig.control_tokens
-    return [replace(text, control_tokens=read_as) for text in asked]
+    return [replace(text, special_tokens=read_as) for text in asked]
 
 
 def _check_window(length: int, stride: int, models: Sequence[str]) -> None:

@@ -31,14 +31,14 @@ class Texts:
         documents: in order.
         excluded: how many were left out because a run had seen them.
         tail_of: the run's data settings, where only the blocks held out at the end of the documents are meant.
-        control_tokens: what becomes of those that somebody wrote.
+        special_tokens: what becomes of those that somebody wrote.
     """
 
     name: str
     documents: list[Document]
     excluded: int = 0
     tail_of: DataConfig | None = None
-    control_tokens: ReadAs = "text"
+    special_tokens: ReadAs = "text"
 
     @property
     def has_chats(self) -> bool:

@@ -140,7 +140,7 @@ def tokenised(
     text: Texts, tokenizer: PreTrainedTokenizerBase, rows: int | None = None, model: str = ""
 ) -> ScoringCorpus:
     """Texts as tokens, of which a model has ``rows``. Raises UserError for others, or none to end a text."""
-    stream = encode(text.documents, tokenizer, control_tokens=text.control_tokens)
+    stream = encode(text.documents, tokenizer, special_tokens=text.special_tokens)
     require_known(stream.tokens, tokenizer, rows, model)
     if text.tail_of is None:
         return as_corpus(text.name, text.documents, stream, tokenizer)

@@ -53,14 +53,14 @@ def test_without_a_template_neither_part_of_a_pair_ends_it(tokenizer):
 
 
 def test_as_tokens_they_act(chatting):
-    stream = encode([chat(CHAT), Document("a", "x<|end_of_text|>y")], chatting, control_tokens="tokens")
+    stream = encode([chat(CHAT), Document("a", "x<|end_of_text|>y")], chatting, special_tokens="tokens")
     assert stream.tokens.tolist().count(START) == 3 and stream.tokens[-3:].tolist() == [END, ord("y"), END]
 
 
 @pytest.mark.parametrize("document", [chat(CHAT), Document("chats.jsonl:1", INJECTED)], ids=["chat", "text"])
 def test_they_can_be_refused(chatting, document):
     with pytest.raises(UserError) as refused:
-        encode([document], chatting, control_tokens="refuse")
+        encode([document], chatting, special_tokens="refuse")
     assert str(refused.value).startswith("--control-tokens refuse: chats.jsonl:1 holds the control token <|end_of_te")
 
 
