@@ -96,6 +96,8 @@ def prepare(request: Request | None = None, console: Console | None = None, **fl
         raise UserError(f"{', '.join(flags)}: give flags or a request, not both")
     elif not isinstance(request, Request):
         raise UserError('prepare(...): takes its settings by name, such as prepare(data_dir="chats.jsonl")')
+    else:
+        validate.check_what_is_there(request, writes=is_main())
     console = console or make_console()
     quiet(console)
     exit_codes.hush_renamings()

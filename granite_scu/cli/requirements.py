@@ -41,9 +41,9 @@ from granite_scu.model.mamba2.packages import version_of
 from granite_scu.model.mamba2.proof import Sizes
 from granite_scu.storage.run_folder import RunFolder, nearest
 from granite_scu.training import memory_budget
+from granite_scu.training.folder_checks import check_folder
 from granite_scu.training.logger_checks import check_loggers
-from granite_scu.training.output_folder import locked_run_folder
-from granite_scu.training.resume import Resume, open_checkpoint
+from granite_scu.training.resume import open_checkpoint
 
 _DATASET_FILE = f"{DEFAULT_DATASET.rpartition(':')[2]}/train-00000-of-00001.parquet"
 """Of the default data set: that it is cached shows that the data set is."""
@@ -346,13 +346,8 @@ def _run_folder(request: Request) -> Check:
     folder, run = RunFolder(request.run.output_dir), request.run
     is_new = not folder.path.exists()
 
-    def open_it() -> Resume | None:
-        resume = open_checkpoint(run.resume, folder.path)
-        with locked_run_folder(folder, request, resume):
-            return resume
-
-    resume, refusal = attempt(open_it)
-    if refusal:
+    resume, refusal = attempt(open_checkpoint, folder, run.resume)
+    if refusal := refusal or attempt(check_folder, folder, request)[1]:
         return Check("run folder", str(folder.path), False, True, REFUSED, refusal)
     meaning = "is made" if is_new else "what a run has written there is deleted" if run.overwrite else "is free"
     if resume:

@@ -2,7 +2,7 @@
 
 from granite_scu.cli import exit_codes, script_flags, validate
 from granite_scu.cli.argument_parser import Parser
-from granite_scu.config.flags import COMMONEST
+from granite_scu.config.flags import COMMONEST, OF_SCORING
 
 ABOUT = {
     "train": "Fine-tune IBM Granite with LoRA while a controller sets the strength of the regularisation, lambda.",
@@ -38,9 +38,6 @@ EXAMPLES = {
 DOTTED = ("fit", "validate", "test")
 """Commands whose help shows dotted keys, and which LightningCLI parses."""
 
-_OF_SCORING = ("--model", "--data-dir", "--output-dir", "--batch-size", "--block-size", "--4bit-quantization")
-"""Of the commonest settings those that say something to the commands which only score."""
-
 _FLAG = {"plan": ["--dry-run"], "check": ["--check-requirements"]}
 
 
@@ -56,7 +53,7 @@ def build_parser(name: str) -> Parser:
     """The parser of one of the commands."""
     command = name.split()[-1]
     examples = [f"{name} {example}".rstrip() for example in EXAMPLES[command]]
-    commonest = _OF_SCORING if command in ("validate", "test") else COMMONEST
+    commonest = OF_SCORING if command in ("validate", "test") else COMMONEST
     return script_flags.build_parser(name, ABOUT[command], examples, commonest=commonest, dotted=command in DOTTED)
 
 

@@ -35,7 +35,7 @@ def refuse(layers: Layers, writes: bool = True, opens: bool = True) -> None:
     is_known = layers.asked_preset != presets.AUTO  # which one that is, takes a look at the machine
     request = (layers if is_known else replace(layers, asked_preset=None)).request()
     if opens:
-        _check_what_is_there(request, writes and _is_first())
+        check_what_is_there(request, writes and _is_first())
 
 
 _RANKS = (
@@ -60,13 +60,16 @@ def _is_first() -> bool:
     return next(ranks, "0") == "0"
 
 
-def _check_what_is_there(request: Request, writes: bool) -> None:
+def check_what_is_there(request: Request, writes: bool) -> None:
+    """Refuse what a request names that is not there, or is in the way. Raises UserError."""
+    from granite_scu.training.folder_checks import check_folder  # late: numpy
+
     run = request.run
     if writes:
+        folder = RunFolder(run.output_dir)
         if run.resume:
-            checkpoint_list.check_there(run.resume, run.output_dir)
-        elif not run.overwrite:
-            RunFolder(run.output_dir).check(overwrite=False, resuming=False)
+            checkpoint_list.check_there(folder, run.resume)
+        check_folder(folder, request)
         check_loggers(run.loggers, run.logger_offline)
     build_controller(request.control)
     check_data(request.data)

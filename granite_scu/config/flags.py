@@ -243,3 +243,6 @@ COMMONEST = (
     "--accelerator", "--controller", "--target-s", "--save-steps", "--resume-from-checkpoint",
 )  # fmt: skip
 """What most runs set: shown by ``--help``, the others by ``--help-all``."""
+
+OF_SCORING = ("--model", "--data-dir", "--output-dir", "--batch-size", "--block-size", "--4bit-quantization")
+"""Those that say something to the commands which only score."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from datetime import timedelta
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.untrusted_input import parse_json
@@ -133,6 +133,10 @@ def name_of(setting: Field[Any]) -> str:
 
 class Group:
     """Settings: making them makes numbers of shares, and refuses a value that its field's rule does not allow."""
+
+    NO_INFLUENCE: ClassVar[tuple[str, ...]] = ()
+    """Those that change no number of a run: where files lie, how fast it goes, or what is compared otherwise: text,
+    template and adapter by their checksums, the length as a number of steps."""
 
     def __post_init__(self) -> None:
         for each in fields(cast(Any, self)):
@@ -277,6 +281,8 @@ class LoraConfig(Group):
             moves it.
     """
 
+    NO_INFLUENCE = ("adapter",)
+
     rank: int | None = setting(None, "--lora-r", _at_least(1))
     alpha: float | None = setting(None, "--lora-alpha", _POSITIVE)
     rslora: bool = False
@@ -394,6 +400,11 @@ class DataConfig(Group):
         stream: read, tokenise and pack the training text during training, and keep nothing of it: for text
             larger than the disk.
     """
+
+    NO_INFLUENCE = (
+        *("path", "cache_dir", "chat_template", "chat_template_args", "system", "num_workers", "prefetch_factor"),
+        *("eval_batch_size", "num_epochs"),
+    )
 
     path: list[str] | str | None = setting(None, "--data-dir")
     validation_data: list[str] | str | None = None
@@ -669,6 +680,8 @@ class DriftConfig(Group):
         general_tokens: tokens of general text that are written, or read of the files.
     """
 
+    NO_INFLUENCE = ("general_data", "general_tokens")
+
     max_drift: float | str | None = None
     general_data: list[str] | str = "auto"
     general_tokens: int = setting(8192, rule=_at_least(MIN_GENERAL, " tokens", MAX_GENERAL))
@@ -775,6 +788,11 @@ class RunConfig(Group):
         expected_mfu: share of the device's peak that a step should reach; a run that stays below says what to change.
             Hardware presets set it; null expects nothing.
     """
+
+    NO_INFLUENCE = (
+        *("output_dir", "overwrite", "resume", "save_steps", "keep", "memory_fraction", "tf32", "multi_gpu", "gpus"),
+        *("fsdp", "expected_mfu", "samples", "logger", "logger_offline"),
+    )
 
     output_dir: str = "./granite_cuda_output"
     overwrite: bool = False

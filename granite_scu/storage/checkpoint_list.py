@@ -23,14 +23,21 @@ LAST, AUTO = "last", "auto"
 """What ``--resume-from-checkpoint`` takes beside a folder: the newest checkpoint; the same, or a fresh start."""
 
 
-def check_there(resume: str, output_dir: str | Path) -> None:
+def lies_in(folder: RunFolder, resume: str | None) -> bool:
+    """Whether the checkpoint that ``--resume-from-checkpoint`` names is one of this run folder."""
+    if resume in (LAST, AUTO):
+        return bool(folder.checkpoints())
+    return resume is not None and folder.path.resolve() in Path(resume).expanduser().resolve().parents
+
+
+def check_there(folder: RunFolder, resume: str) -> None:
     """Refuse a ``--resume-from-checkpoint`` that names nothing. Reads no checkpoint.
 
     Raises:
         UserError: a folder that is no checkpoint, or ``last`` where there is none.
     """
-    if resume == LAST and not RunFolder(output_dir).checkpoints():
-        raise UserError(f"--resume-from-checkpoint {LAST}: {RunFolder(output_dir).path} holds no checkpoint")
+    if resume == LAST and not folder.checkpoints():
+        raise UserError(f"--resume-from-checkpoint {LAST}: {folder.path} holds no checkpoint")
     if resume in (LAST, AUTO):
         return
     path = Path(resume).expanduser()
@@ -39,7 +46,7 @@ def check_there(resume: str, output_dir: str | Path) -> None:
         raise UserError(f"--resume-from-checkpoint {resume}: is not a checkpoint folder (no {STATE} in it){hint}")
 
 
-def find(resume: str, output_dir: str | Path) -> Path | None:
+def find(folder: RunFolder, resume: str) -> Path | None:
     """The checkpoint folder that ``--resume-from-checkpoint`` names, whole to the last byte.
 
     Of ``last`` and ``auto`` it is the newest that is whole; those passed over are named in the log.
@@ -50,9 +57,9 @@ def find(resume: str, output_dir: str | Path) -> Path | None:
     Raises:
         UserError: there is none, it is damaged, or holds a pipe.
     """
-    check_there(resume, output_dir)
+    check_there(folder, resume)
     if resume in (LAST, AUTO):
-        return _newest(resume, RunFolder(output_dir))
+        return _newest(folder, resume)
     path = Path(resume).expanduser()
     only_files(path)
     if problem := manifest.damage(path, _WHOLE):
@@ -61,7 +68,7 @@ def find(resume: str, output_dir: str | Path) -> Path | None:
     return path
 
 
-def _newest(resume: str, folder: RunFolder) -> Path | None:
+def _newest(folder: RunFolder, resume: str) -> Path | None:
     problems: list[str] = []
     for path in reversed(folder.checkpoints()):
         if (problem := manifest.damage(path, _WHOLE)) is None:

@@ -54,6 +54,13 @@ MIN_HELD_OUT = 30
 """Conversations to validate on below which they say too little of others for the setpoint to follow them."""
 
 
+FITTED = (
+    *("data.block_size", "data.batch_size", "trainer.accumulate_grad_batches", "trainer.limit_val_batches"),
+    *("optimizer.learning_rate", "optimizer.warmup_steps", "control.every", "control.controller", "run.eval_steps"),
+)
+"""Settings that are fitted to the data, beside the length."""
+
+
 class Usual(NamedTuple):
     """The step of the guides, or of a preset, on each device: blocks in a micro-batch, micro-batches, and its block."""
 

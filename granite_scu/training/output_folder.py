@@ -10,19 +10,18 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from granite_scu.config.errors import Stopped, UserError
+from granite_scu.config.errors import Stopped
 from granite_scu.config.request import Request
 from granite_scu.control.laws.base import as_stored
-from granite_scu.data.sources import files
-from granite_scu.data.sources.read import is_path
 from granite_scu.model import base_digest, loading
-from granite_scu.storage import checkpoint_list, recording, working_folder
+from granite_scu.storage import recording, working_folder
 from granite_scu.storage.atomic import adding_to, replacing
 from granite_scu.storage.provenance import git_revision, versions
 from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, LOG_FILES, TRAINING_CONFIG, RunFolder
 from granite_scu.training.defaults import RATE_WIDTH, rate_by_width
+from granite_scu.training.folder_checks import check_folder, makes_way
 from granite_scu.training.prepared_run import PreparedRun
-from granite_scu.training.resume import Resume, restore_records
+from granite_scu.training.resume import restore_records
 
 LINE = "%(asctime)s %(levelname)s %(message)s"
 """What a line of it looks like."""
@@ -33,69 +32,20 @@ def is_main() -> bool:
     return rank_zero_only.rank == 0
 
 
-def check_folder(folder: RunFolder, request: Request, resume: Resume | None) -> None:
-    """Refuse a run folder that must not be written to. Makes and deletes nothing.
-
-    Raises:
-        UserError: it holds something else, another process runs in it, or clearing it would delete what the run reads.
-    """
-    in_place = resume is not None and resume.in_place
-    folder.check(_replaces(folder, resume, request.run.resume, request.run.overwrite), resuming=in_place)
-    if (folder.path / LOCK).is_file():  # otherwise nobody has it, and a refusal leaves nothing behind
-        folder.lock()
-    _check_apart(folder, request)
-    if request.run.overwrite and not in_place:
-        here = folder.path.resolve()
-        for flag, path in _read(request):
-            if here in (path.resolve(), *path.resolve().parents):
-                raise UserError(f"--overwrite: would delete {flag} {path}, which lies in {here}; move one of them")
-
-
-def _read(request: Request) -> Iterator[tuple[str, Path]]:
-    """What the run reads of this machine's files, each with its flag: of a pattern or a folder every file."""
-    for source in filter(is_path, request.data.sources):
-        yield "--data-dir", Path(source).expanduser()
-        yield from (("--data-dir", file) for file in files.find(source))
-    named = {"--model": request.base.name, "--replay": request.control.replay, "--adapter": request.lora.adapter}
-    for flag, name in named.items():
-        if name and (path := Path(name).expanduser()).exists():
-            yield flag, path
-
-
-def _check_apart(folder: RunFolder, request: Request) -> None:
-    """Refuse a run folder in which text is looked for, and kept tokens in the run folder: the next run would fail."""
-    here = folder.path.resolve()
-    for source in filter(is_path, request.data.sources):
-        root = Path(source).expanduser()
-        searched = root if root.is_dir() else Path(str(root).partition("**")[0]) if "**" in source else None
-        if searched and searched.resolve() in (here, *here.parents):
-            raise UserError(
-                f"--output-dir {folder.path}: lies in --data-dir {source}, so that the next run would read this one's "
-                "files as text; choose a folder elsewhere"
-            )
-    cache = request.data.cache_dir
-    if cache and here in (Path(cache).expanduser().resolve(), *Path(cache).expanduser().resolve().parents):
-        raise UserError(f"--cache-dir {cache}: lies in --output-dir {folder.path}; choose a folder elsewhere")
-
-
-def _replaces(folder: RunFolder, resume: Resume | None, asked: str | None, overwrite: bool) -> bool:
-    """Whether a run that lies in the folder makes way: as was asked, or because it ended before a checkpoint."""
-    begun = asked == checkpoint_list.AUTO and resume is None and not folder.trained
-    return begun or (overwrite and not (resume and resume.in_place))
-
-
 @contextmanager
-def locked_run_folder(folder: RunFolder, request: Request, resume: Resume | None) -> Iterator[None]:
+def locked_run_folder(folder: RunFolder, request: Request) -> Iterator[None]:
     """Keep other processes out of the folder, which is checked again: time has passed since it was.
 
     It is let go of at the end of a run that failed, too, and so is the log file that the run has added: a notebook's
-    process continues, and may try again.
+    process continues, and may try again. A run that fails before it writes there leaves no folder that was not there.
     """
     ours = logging.getLogger("granite_scu")
-    before = list(ours.handlers)
+    before, is_new = list(ours.handlers), is_main() and not folder.path.exists()
     try:
         if is_main():
-            check_folder(folder, request, resume)
+            check_folder(folder, request)
+            folder.make()
+            folder.lock()
         yield
     except BaseException as error:
         _log_end(error, [handler for handler in ours.handlers if handler not in before])
@@ -105,6 +55,8 @@ def locked_run_folder(folder: RunFolder, request: Request, resume: Resume | None
             ours.removeHandler(handler)
             handler.close()
         folder.unlock()
+        if is_new and folder.path.is_dir() and all(entry.name == LOCK for entry in folder.path.iterdir()):
+            shutil.rmtree(folder.path)
 
 
 @contextmanager
@@ -151,12 +103,9 @@ def _own_logs(folder: Path) -> None:
 
 
 def open_run_folder(run: PreparedRun) -> None:
-    """Make the folder, clear it of what makes way, and write what says whose it is."""
+    """Clear the folder, which is locked, of what makes way, and write what says whose it is."""
     folder, request, resume = run.folder, run.request, run.resume
-    folder.make()
-    folder.lock()
-    check_folder(folder, request, resume)  # another run may have come and gone since the last check
-    if _replaces(folder, resume, request.run.resume, request.run.overwrite):
+    if makes_way(folder, request.run):
         keep = not request.run.overwrite and (folder.path / BEST_ADAPTER).is_dir()
         folder.set_aside() if keep else folder.clear(set_aside=request.run.overwrite)
     folder.sweep()

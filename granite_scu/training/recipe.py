@@ -55,11 +55,9 @@ def prepare(
     check_loggers(request.run.loggers, request.run.logger_offline)
     check_controller(request, controller)
 
-    # The run folder, and the checkpoint that the run continues from.
+    # The checkpoint that the run continues from.
     folder = RunFolder(request.run.output_dir)
-    resume = open_checkpoint(request.run.resume, folder.path)
-    with locked_run_folder(folder, request, resume):
-        pass  # refused already here; until the run starts, others may have the folder
+    resume = open_checkpoint(folder, request.run.resume)
     if resume:
         request = as_before(request, resume)
 
@@ -127,7 +125,7 @@ def train(
         resume_command: the command that continues the run, for whoever stops it.
     """
     L.seed_everything(run.request.seed, workers=True, verbose=False)
-    with locked_run_folder(run.folder, run.request, run.resume):
+    with locked_run_folder(run.folder, run.request):
         # What is found by trying.
         run.machine.claim(run.request.run.memory_fraction)
         if run.request.run.auto_batch_size:
@@ -150,7 +148,7 @@ def train(
                     module.on_load_checkpoint(run.resume.state)
                     run.data.start_batch = run.resume.state["micro_batches"]
 
-            # Only now is the folder touched: a request that is refused loses nothing.
+            # Only now is the folder written to: a request that is refused loses nothing.
             if is_main():
                 open_run_folder(run)
                 announce(run, module.language_model)

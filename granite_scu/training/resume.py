@@ -16,43 +16,10 @@ from granite_scu.config.request import Request
 from granite_scu.hardware.machine import Machine
 from granite_scu.storage import checkpoint, checkpoint_list
 from granite_scu.storage.run_folder import RunFolder, step_of
+from granite_scu.training.defaults import FITTED
 from granite_scu.training.memory_budget import ran_out
 
 log = logging.getLogger(__name__)
-
-NO_INFLUENCE = {
-    "lora": ("adapter",),
-    "data": (
-        "path",
-        "cache_dir",
-        "chat_template",
-        "chat_template_args",
-        "system",
-        "num_workers",
-        "prefetch_factor",
-        "eval_batch_size",
-        "num_epochs",
-    ),
-    "drift": ("general_data", "general_tokens"),
-    "run": (
-        "output_dir",
-        "overwrite",
-        "resume",
-        "save_steps",
-        "keep",
-        "memory_fraction",
-        "tf32",
-        "multi_gpu",
-        "gpus",
-        "fsdp",
-        "expected_mfu",
-        "samples",
-        "logger",
-        "logger_offline",
-    ),
-}
-"""Settings that change no number: where files lie and how fast it goes. The text itself, the chat template and
-the adapter that training started from are compared by their checksums, and the length as a number of steps."""
 
 TEXT = "the text of --data-dir (its checksum)"
 """By which a checkpoint knows the blocks that it was trained on."""
@@ -94,31 +61,26 @@ def holds_nan(state: Any) -> bool:
     return isinstance(state, float) and math.isnan(state)
 
 
-def open_checkpoint(resume: str | None, folder: Path) -> Resume | None:
+def open_checkpoint(folder: RunFolder, resume: str | None) -> Resume | None:
     """What ``--resume-from-checkpoint`` names; None where it is not given, or ``auto`` finds nothing.
 
     Args:
-        resume: the flag's value.
         folder: of the run that continues.
+        resume: the flag's value.
 
     Raises:
         UserError: there is no such checkpoint, or it is damaged.
     """
-    path = checkpoint_list.find(resume, folder) if resume else None
+    path = checkpoint_list.find(folder, resume) if resume else None
     if path is None:
         return None
     state = checkpoint.load_state(path)
     checkpoint.check_state(state, path)
-    return Resume(path, state, folder.resolve() in path.resolve().parents)
+    return Resume(path, state, checkpoint_list.lies_in(folder, resume))
 
 
-AS_BEFORE = (
-    *("data.block_size", "data.on_long", "data.batch_size"),
-    *("trainer.accumulate_grad_batches", "trainer.limit_val_batches"),
-    *("optimizer.learning_rate", "optimizer.warmup_steps", "control.every", "control.controller", "run.eval_steps"),
-    "drift.max_drift",
-)
-"""Settings that were fitted to the data, which a run that continues keeps."""
+AS_BEFORE = (*FITTED, "data.on_long", "drift.max_drift")
+"""Settings that a run which continues keeps."""
 
 
 def as_before(request: Request, resume: Resume) -> Request:
@@ -179,9 +141,9 @@ def settings_that_affect_numbers(
         eval_steps: optimizer steps between validations.
     """
     found: dict[str, Any] = {"trainer.max_steps": steps, "trainer.precision": machine.precision}
-    for group in flags.GROUPS:
+    for group, kind in flags.GROUPS.items():
         every = asdict(getattr(request, group))
-        found |= {f"{group}.{k}": v for k, v in every.items() if k not in NO_INFLUENCE.get(group, ())}
+        found |= {f"{group}.{k}": v for k, v in every.items() if k not in kind.NO_INFLUENCE}
     found |= {f"trainer.{name}": request.trainer[name] for name in OF_THE_TRAINER}
     found |= {"control.target_s": setpoint, "run.eval_steps": eval_steps, "seed_everything": request.seed}
     found |= {"device": machine.accelerator, "attention in use": machine.attention}

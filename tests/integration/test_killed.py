@@ -193,7 +193,7 @@ def test_a_write_that_fails_ends_the_run_and_loses_nothing(whole, cut, error):
     assert 1 in codes and set(codes) <= {0, 1}  # what cannot be tidied up stops no run
     assert cut.log.read_text().count(f"{os.strerror(error)}; ") == codes.count(1)
     assert "Traceback" not in cut.log.read_text()
-    newest = checkpoint_list.find("auto", cut.folder)
+    newest = checkpoint_list.find(RunFolder(cut.folder), "auto")
     assert newest is None or manifest.damage(newest) is None
     if codes[-1]:
         assert cut.run(FLAGS) == 0

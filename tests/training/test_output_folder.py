@@ -4,7 +4,7 @@ import pytest
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.training.output_folder import open_run_folder
+from granite_scu.training.output_folder import locked_run_folder, open_run_folder
 from granite_scu.training.recipe import prepare
 
 
@@ -24,8 +24,8 @@ def test_what_an_attempt_without_a_checkpoint_has_validated_is_kept_where_the_ru
     for name in ("training_config.json", "scu_history.jsonl", "best/adapter_model.safetensors"):
         (folder / name).write_text(f"the first attempt's {name}")
     run = prepare(Request.from_dotted(settings | {"run.resume": "auto"}))
-    open_run_folder(run)
-    run.folder.unlock()
+    with locked_run_folder(run.folder, run.request):
+        open_run_folder(run)
     kept = folder / "restarted-1"
     assert (kept / "best" / "adapter_model.safetensors").read_text().startswith("the first attempt's")
     assert sorted(path.name for path in kept.iterdir()) == ["best", "scu_history.jsonl", "training_config.json"]
@@ -38,7 +38,14 @@ def test_a_run_that_ended_there_after_the_first_check_is_not_overwritten(setting
     late = prepare(Request.from_dotted(settings))
     folder.mkdir()
     (folder / "training_config.json").write_text("the other run's")
-    with pytest.raises(UserError, match="is not empty; choose another folder"):
+    locked = locked_run_folder(late.folder, late.request)
+    with pytest.raises(UserError, match="is not empty; choose another folder"), locked:
         open_run_folder(late)
     assert (folder / "training_config.json").read_text() == "the other run's"
-    late.folder.unlock()
+
+
+def test_a_run_that_fails_before_it_writes_leaves_no_folder(settings, tmp_path):
+    run = prepare(Request.from_dotted(settings))
+    with pytest.raises(RuntimeError), locked_run_folder(run.folder, run.request):
+        raise RuntimeError
+    assert not (tmp_path / "run").exists()
