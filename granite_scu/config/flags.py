@@ -7,7 +7,7 @@ docstring; ``_SHOWN`` says what differs. ``cli.script_flags`` makes the parser o
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import docstring_parser
 
@@ -112,7 +112,7 @@ def _flag(key: str) -> Flag:
 
 _FIELDS = {f"{group}.{each.name}": each for group, kind in SETTINGS.items() for each in fields(kind)}
 
-HINTS = {f"{group}.{name}": hint for group, kind in SETTINGS.items() for name, hint in get_type_hints(kind).items()}
+HINTS: dict[str, Any] = {key: each.type for key, each in _FIELDS.items()}
 """The type of every dotted key of the groups."""
 
 MEANINGS = {
