@@ -90,7 +90,8 @@ def test_what_one_must_know_does_not_grow():
     """Limits at what ``tools/house.py`` counts today: what is added makes room first, and lowers them where it can."""
     assert len(house.recipe_imports(PACKAGE)) <= 37
     assert len(house.reach(PACKAGE, house.LOOP)) <= 140
-    assert len(house.passage(PACKAGE, "learning_rate")) <= 8
+    assert len(house.passage(PACKAGE, "learning_rate")) <= 7
+    assert len(house.passage(PACKAGE, "output_dir")) <= 10
 
 
 def test_control_needs_the_standard_library_alone():

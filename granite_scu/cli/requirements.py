@@ -41,8 +41,7 @@ from granite_scu.model.mamba2.packages import version_of
 from granite_scu.model.mamba2.proof import Sizes
 from granite_scu.storage.run_folder import RunFolder, nearest
 from granite_scu.training import memory_budget
-from granite_scu.training.folder_checks import check_folder
-from granite_scu.training.logger_checks import check_loggers
+from granite_scu.training.early_checks import check_folder, check_loggers
 from granite_scu.training.resume import open_checkpoint
 
 _DATASET_FILE = f"{DEFAULT_DATASET.rpartition(':')[2]}/train-00000-of-00001.parquet"

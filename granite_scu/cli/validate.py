@@ -16,7 +16,6 @@ from granite_scu.hardware import presets
 from granite_scu.storage import checkpoint_list
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.controller import build_controller
-from granite_scu.training.logger_checks import check_loggers
 
 
 def refuse(layers: Layers, writes: bool = True, opens: bool = True) -> None:
@@ -62,7 +61,7 @@ def _is_first() -> bool:
 
 def check_what_is_there(request: Request, writes: bool) -> None:
     """Refuse what a request names that is not there, or is in the way. Raises UserError."""
-    from granite_scu.training.folder_checks import check_folder  # late: numpy
+    from granite_scu.training.early_checks import check_folder, check_loggers  # late: numpy
 
     run = request.run
     if writes:

@@ -19,7 +19,7 @@ from granite_scu.storage.atomic import adding_to, replacing
 from granite_scu.storage.provenance import git_revision, versions
 from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, LOG_FILES, TRAINING_CONFIG, RunFolder
 from granite_scu.training.defaults import RATE_WIDTH, rate_by_width
-from granite_scu.training.folder_checks import check_folder, makes_way
+from granite_scu.training.early_checks import check_folder, makes_way
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.resume import restore_records
 

@@ -18,8 +18,8 @@ from granite_scu.training.base import open_base, settle_machine
 from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.continuing import check_base, check_continued, check_resumable, run_to_its_end
 from granite_scu.training.controller import check_controller, check_held_out, settle_law
+from granite_scu.training.early_checks import check_loggers
 from granite_scu.training.fitting import build_data, fit_to_text
-from granite_scu.training.logger_checks import check_loggers
 from granite_scu.training.loggers import RunLogger, logging_to
 from granite_scu.training.output_folder import is_main, locked_run_folder, open_run_folder
 from granite_scu.training.preflight import announce

@@ -23,10 +23,14 @@ from hypothesis import strategies as st
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig
 from granite_scu.model import loading, saved_adapter
-from granite_scu.storage import manifest
+from granite_scu.storage import checkpoint_list, manifest
 from granite_scu.storage.checkpoint import AdapterCheckpointIO, check_state, load_state, save_adapter
-from granite_scu.storage.checkpoint_list import STATE, find, prune
+from granite_scu.storage.checkpoint_list import STATE, prune
 from granite_scu.storage.run_folder import BEST_ADAPTER, RunFolder
+
+
+def find(resume, folder):
+    return checkpoint_list.find(RunFolder(folder), resume)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from granite_scu.cli import requirements, script_flags, validate
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.config.settings import LOGGERS, TINY_MODEL, RunConfig
-from granite_scu.training import logger_checks
+from granite_scu.training import early_checks
 
 
 def refused(*flags: str) -> str:
@@ -40,23 +40,23 @@ def test_a_repeated_flag_adds_to_the_list():
 def test_wandbs_own_folder_is_no_installation(tmp_path, monkeypatch):
     (tmp_path / "some_logger").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(logger_checks.NEEDED, "wandb", ("some_logger",))
+    monkeypatch.setitem(early_checks.NEEDED, "wandb", ("some_logger",))
     with pytest.raises(UserError, match="some_logger is not installed"):
-        logger_checks.check_loggers(["wandb"], offline=True)
+        early_checks.check_loggers(["wandb"], offline=True)
 
 
 @pytest.mark.parametrize("uri", ["./mlruns", "/srv/mlruns", "file:///srv/mlruns", "foo://x"])
 def test_what_mlflow_cannot_write_to_are_refused(uri, monkeypatch):
-    monkeypatch.setitem(logger_checks.NEEDED, "mlflow", ())
+    monkeypatch.setitem(early_checks.NEEDED, "mlflow", ())
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     with pytest.raises(UserError, match=f"MLFLOW_TRACKING_URI {uri}: is neither a server"):
-        logger_checks.check_loggers(["mlflow"], offline=False)
+        early_checks.check_loggers(["mlflow"], offline=False)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "oracle://me:pass@word@db/mlflow")
     with pytest.raises(UserError, match=r"oracle://\*\*\*@db/mlflow: is neither"):
-        logger_checks.check_loggers(["mlflow"], offline=False)
+        early_checks.check_loggers(["mlflow"], offline=False)
     for good in ("sqlite:///mlflow.db", "https://mlflow.example", "postgresql+psycopg2://me@db/mlflow"):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", good)
-        logger_checks.check_loggers(["mlflow"], offline=False)
+        early_checks.check_loggers(["mlflow"], offline=False)
 
 
 def test_an_unknown_one_is_refused_and_several_are_taken_each_once():
