@@ -2,7 +2,11 @@
 
 import argparse
 import json
+import os
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from rich import box
 from rich.table import Table
@@ -10,8 +14,131 @@ from rich.text import Text
 
 from granite_scu.cli.console import WIDE, make_console
 from granite_scu.config.errors import UserError
-from granite_scu.storage.run_folder import TRAINING_CONFIG
-from granite_scu.storage.run_list import SORTS, Summary, ordered, read_runs
+from granite_scu.config.untrusted_input import only_files, printable
+from granite_scu.storage.run_folder import (
+    CONTROL_CONFIG,
+    HISTORY,
+    HISTORY_LINES,
+    METRICS,
+    TRAINING_CONFIG,
+    RunFolder,
+    read_if_there,
+    read_json,
+)
+
+SIGNS = (TRAINING_CONFIG, METRICS, HISTORY, HISTORY_LINES)
+"""Files that only a run leaves behind; without the first of them it is a broken one."""
+
+Summary: TypeAlias = dict[str, Any]
+"""One run, as ``summarise`` gives it."""
+
+NUMBERS = ("step", "steps", "s_target", "s", "drift", "max_drift", "strength", "base_bpt", "adapter_bpt", "saved_bpt",
+           "best_val_bpt", "best_val_step", "tokens_per_s")  # fmt: skip
+"""Fields of a ``Summary`` that are numbers, where they are known."""
+
+SORTS = {
+    "time": ("time", True),
+    "name": ("path", False),
+    "bpt": ("adapter_bpt", False),
+    "saved": ("saved_bpt", True),
+    "s": ("s", True),
+    "lambda": ("strength", True),
+    "speed": ("tokens_per_s", True),
+}
+"""The orders of the list: field, and whether the largest comes first."""
+
+
+def read_runs(folder: Path) -> tuple[list[Summary], list[dict[str, str]]]:
+    """The runs in a folder, and of those whose files are missing or damaged ``path`` and ``reason``."""
+    found, broken = [], []
+    for path in run_folders(folder):
+        try:
+            found.append(summarise(path))
+        except (UserError, ValueError, KeyError, TypeError, AttributeError, OSError, MemoryError) as error:
+            broken.append({"path": str(path), "reason": _reason(error)})
+    return found, broken
+
+
+def run_folders(folder: Path) -> Iterator[Path]:
+    """The run folders in a folder, itself included, at any depth, but not inside another run folder."""
+    for path, folders, files in os.walk(folder):
+        if any(sign in files for sign in SIGNS):
+            folders.clear()
+            yield Path(path)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+
+
+def summarise(path: Path) -> Summary:
+    """What the files of a run folder tell. What is not known is null: scores come with a run's end, S with a tick.
+
+    Returns:
+        path: the run folder.
+        time: when its newest file was written, local time in ISO 8601.
+        finished: whether it came to its end; if not it was cut off, or is under way.
+        step, steps: optimizer steps done and planned.
+        stopped: why it ended.
+        model: the base model.
+        controller: name of the law.
+        s_target: setpoint S*; of one that the law moves, where it is.
+        setpoint_moves: whether the law moves it.
+        s, strength: S, smoothed where it is, and lambda at the newest tick.
+        drift, max_drift: of the adapter that is kept on general text, or at the newest tick; and its budget.
+        base_bpt, adapter_bpt, saved_bpt: bits per token on the held-out documents, of the base model and with the
+            adapter, and their difference.
+        best_val_bpt, best_val_step: the adapter's validation, in bits per token, and its step: it validated best.
+        tokens_per_s: training tokens a second.
+
+    Raises:
+        UserError, ValueError, KeyError, TypeError, AttributeError, OSError: they are missing or damaged.
+    """
+    only_files(path)
+    training, control = read_json(path / TRAINING_CONFIG), read_json(path / CONTROL_CONFIG)
+    metrics = read_if_there(path / METRICS)
+    history = RunFolder(path).read_history()
+    last = history[-1] if history else {}
+    base, adapter = metrics.get("base_test_bpt"), metrics.get("adapter_test_bpt")
+    newest = max((path / sign).stat().st_mtime for sign in SIGNS if (path / sign).is_file())
+    found = {
+        "path": str(path),
+        "time": datetime.fromtimestamp(newest).astimezone().isoformat(timespec="seconds"),
+        "finished": bool(metrics),
+        "step": metrics.get("steps", last.get("step", 0)),
+        "steps": training["plan"]["steps"],
+        "stopped": (metrics.get("stopped") or {}).get("reason"),
+        "model": printable(str(training["base"]["name"])),
+        "controller": printable(str(control["controller"])),
+        "s_target": last.get("s_target", control.get("target_s")),
+        "setpoint_moves": control.get("target_s", "") is None and last.get("s_target") is not None,
+        "s": last.get("s_ema") if "drift" not in last else last.get("s"),
+        "drift": (metrics.get("drift") or {}).get("share", last.get("drift")),
+        "max_drift": (training.get("drift") or {}).get("max_drift"),
+        "strength": last.get("lambda"),
+        "base_bpt": base,
+        "adapter_bpt": adapter,
+        "saved_bpt": None if base is None or adapter is None else base - adapter,
+        "best_val_bpt": metrics.get("best_val_bpt"),
+        "best_val_step": metrics.get("best_val_step"),
+        "tokens_per_s": metrics.get("tokens_per_s", last.get("tokens_per_s")),
+    }
+    for name in NUMBERS:
+        if isinstance(found[name], bool) or not isinstance(found[name], int | float | None):
+            raise ValueError(f"{name} is no number in its files, but {found[name]!r}")
+    return found
+
+
+def ordered(found: list[Summary], by: str) -> list[Summary]:
+    """The runs in one of the ``SORTS``; those where that is not known come last."""
+    field, largest_first = SORTS[by]
+    known = [each for each in found if each[field] is not None]
+    unknown = [each for each in found if each[field] is None]
+    return sorted(known, key=lambda each: each[field], reverse=largest_first) + unknown
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"{error} is missing in its files"
+    return " ".join(str(error).split()) or type(error).__name__
+
 
 EXAMPLES = ("", "runs/ --sort bpt", "runs/ --json")
 

@@ -10,7 +10,6 @@ from granite_scu.config.request import Request
 from granite_scu.control import PI, Controller
 from granite_scu.control.diagnostics.reachability import OTHER_WAYS
 from granite_scu.control.laws.auto import FREE, SHORT, START
-from granite_scu.control.laws.wrapper import Wrapper
 from granite_scu.control.slopes import micro_batches_read
 from granite_scu.control.units import counted, per_cent
 from granite_scu.model.loading import announce_kernels, known_config, max_positions, untested
@@ -69,7 +68,7 @@ def beyond_the_ceiling(setpoint: float, most: float | None) -> str | None:
 
 def beyond_the_bounds(controller: Controller[Any]) -> str | None:
     """A warning in one line, if the lambda that PI expects to hold its setpoint lies far beyond a bound."""
-    law = controller.law if isinstance(controller, Wrapper) else controller
+    law = getattr(controller, "law", controller)  # that which it acts around, if any
     if not isinstance(law, PI):
         return None
     wanted, low, high = law.feed_forward, law.lambda_min, law.lambda_max

@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass, replace
 
 from granite_scu.control.laws.base import Measurement, Output, bounded_exp, require
-from granite_scu.control.laws.wrapper import Wrapper, WrapperState
+from research.identification.wrapper import Wrapper, WrapperState
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from granite_scu.control.laws.base import Measurement, Output, require
-from granite_scu.control.laws.wrapper import Wrapper, WrapperState
+from research.identification.wrapper import Wrapper, WrapperState
 
 
 @dataclass(frozen=True)

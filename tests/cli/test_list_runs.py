@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from granite_scu.cli import list_runs as runs
 from granite_scu.cli import main as commands
-from granite_scu.storage import run_list as runs
 
 
 @pytest.fixture
