@@ -22,6 +22,7 @@ from granite_scu.config.settings import (
     OptimizerConfig,
     PriorConfig,
     RunConfig,
+    TrainerConfig,
     check,
     check_refused,
 )
@@ -125,7 +126,7 @@ class Request:
             group, _, name = key.partition(".")
             written[group][name] = value
             groups.setdefault(group, {})[name] = value
-        trainer = self.trainer | groups.pop("trainer", {})
+        trainer = vars(TrainerConfig(**self.trainer | groups.pop("trainer", {})))
         changed: dict[str, Any] = {group: replace(getattr(self, group), **named) for group, named in groups.items()}
         return replace(self, trainer=trainer, yaml=yaml.safe_dump(written, sort_keys=False), **changed)
 

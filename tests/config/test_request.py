@@ -77,3 +77,5 @@ def test_what_is_found_later_is_held_to_the_same_rules():
     request = Request.from_dotted({"run.stop_at_equilibrium": 30, "control.target_s": 0.1, "control.deadband": 0})
     with pytest.raises(UserError, match="--controller none follows no setpoint"):
         request.with_values({"control.controller": "none"})
+    with pytest.raises(UserError, match="--gradient-accumulation-steps 0: must be at least 1"):
+        request.with_values({"trainer.accumulate_grad_batches": 0})

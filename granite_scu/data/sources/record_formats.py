@@ -21,8 +21,8 @@ TOOLS, FUNCTIONS = "tools", "functions"
 EITHER = ("prompt", "completion")
 """Fields that hold texts or messages, both the same."""
 
-TEXTS = ("instruction", "input", "output", "system", "question", "answer", "context")
-"""Fields that hold a text. Null or missing is an empty one."""
+OF_MESSAGES = ("messages", "conversations")
+"""Fields that hold messages. All others but tools hold a text; null or missing is an empty one."""
 
 SPEAKERS = {
     **{role: role for role in ROLES},

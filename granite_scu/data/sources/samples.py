@@ -25,9 +25,9 @@ from granite_scu.data.sources.record_formats import (
     FIELDS,
     FORMATS,
     FUNCTIONS,
+    OF_MESSAGES,
     SPEAKERS,
     TEXT,
-    TEXTS,
     TOOLS,
     RecordFormat,
     as_message,
@@ -151,17 +151,17 @@ def _chat(place: str, record: Record, wanted: RecordFormat) -> Document:
 
 def _fields(place: str, record: Record, wanted: RecordFormat) -> Record:
     """What a format reads of a record, checked: texts, messages, and tools."""
-    texts = {*TEXTS, *(EITHER if any(isinstance(record.get(name), str) for name in EITHER) else ())}
+    lists = OF_MESSAGES if any(isinstance(record.get(name), str) for name in EITHER) else (*OF_MESSAGES, *EITHER)
     found: Record = {}
     for name in wanted.fields:
         value = record.get(name, "")
-        if name in texts:
+        if name in (TOOLS, FUNCTIONS):
+            found[name] = _tools(value, name, place)
+        elif name in lists:
+            found[name] = _messages(value, name, place)
+        else:
             both = f"; give {EITHER[0]} and {EITHER[1]} both as texts or as messages" if name in EITHER else ""
             found[name] = _text(value, f"field {name!r}", place, both or "; give a text")
-        elif name in (TOOLS, FUNCTIONS):
-            found[name] = _tools(value, name, place)
-        else:
-            found[name] = _messages(value, name, place)
     if functions := found.pop(FUNCTIONS, None):
         found[TOOLS] = found[TOOLS] or [{"type": "function", "function": function} for function in functions]
     return found
