@@ -21,6 +21,7 @@ from rich.text import Text
 from transformers import PretrainedConfig
 
 from granite_scu.cli.console import make_console
+from granite_scu.cli.validate import check_data
 from granite_scu.config.errors import UserError, attempt
 from granite_scu.config.request import Request
 from granite_scu.config.settings import (
@@ -31,7 +32,6 @@ from granite_scu.config.settings import (
     BaseConfig,
     RunConfig,
 )
-from granite_scu.data.sources.read import is_path, readable_files
 from granite_scu.hardware import GIB, Device, detect, machine, nvml, presets, resolve_precision
 from granite_scu.hardware.nvml import dotted, install_command
 from granite_scu.model import finding, loading, saved_adapter
@@ -79,6 +79,11 @@ class Check:
         """Whether the run cannot start because of this."""
         return self.needed and self.ok is False
 
+    @classmethod
+    def of_run(cls, name: str, found: str, refusal: str, meaning: str) -> "Check":
+        """What the run itself asks: its refusal says what to do. Otherwise ``meaning``."""
+        return cls(name, found, not refusal, True, REFUSED if refusal else meaning, refusal)
+
 
 def check_requirements(request: Request, preset: str | None = None) -> list[Check]:
     """Every requirement of a run. Loads no model; asks the hub only for what the run would download.
@@ -106,7 +111,7 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
     python = sys.version_info[:2]
     asked = SHORT_PRECISIONS.get(trainer["precision"], trainer["precision"] or "auto")
     precision, refusal = attempt(resolve_precision, trainer["precision"], device)
-    trains = REFUSED if refusal else f"the run trains in {SHORT_PRECISIONS[precision]}"
+    trains = f"the run trains in {SHORT_PRECISIONS.get(precision)}"
     bitsandbytes, four_bits = version_of("bitsandbytes"), base.quantize_4bit
     meant = "holds the base in 4 bits" if four_bits else "for --4bit-quantization only"
     install_4bit = "pip install bitsandbytes, or leave out --4bit-quantization" if four_bits else ""
@@ -125,7 +130,7 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
         _capability(device.capability),
         Check(MEMORY[device.kind == "cpu"], f"{device.memory_gb:.1f} GiB", None, False,
               "if it runs out, lower --batch-size"),
-        Check("precision", asked, not refusal, True, trains, refusal),
+        Check.of_run("precision", asked, refusal, trains),
         *_number_formats(request.run.tf32, device),
         Check("bitsandbytes", bitsandbytes or "not installed", bool(bitsandbytes), four_bits, meant, install_4bit),
         _flash_attention(base.attention, base.name, request.data.isolate_documents, device, precision),
@@ -160,9 +165,7 @@ def with_the_run(checks: list[Check], request: Request) -> list[Check]:
 
 def _open_files(request: Request) -> None:
     """Refuse text or an adapter to start from that are not there. Raises UserError."""
-    for source in request.data.sources:
-        if is_path(source):
-            readable_files(source)
+    check_data(request.data)
     if request.lora.adapter and not request.run.resume:  # a checkpoint has what it needs of the adapter
         saved_adapter.lora_of(request.lora, saved_adapter.open_start(request.lora.adapter, request.base.name))
 
@@ -220,8 +223,8 @@ def _processes(device: Device, gpus: int | None) -> Check:
     count, refusal = attempt(machine.gpus_of, gpus, device)
     processes, refusal = (None, refusal) if refusal else attempt(machine.processes_for, True, device.kind, count)
     found = f"{device.count} x {device.name}" + (f", {processes[0] * processes[1]} processes" if processes else "")
-    meaning = REFUSED if refusal else "one process for each GPU; on the CPU a launcher starts them"
-    return Check("--gpus" if gpus else "--multi-gpu", found, not refusal, True, meaning, refusal)
+    meaning = "one process for each GPU; on the CPU a launcher starts them"
+    return Check.of_run("--gpus" if gpus else "--multi-gpu", found, refusal, meaning)
 
 
 def _capability(capability: tuple[int, int] | None) -> Check:
@@ -277,7 +280,7 @@ def _mamba_kernels(asked: str, deterministic: bool, model: str, device: str, pre
     taken, refusal = attempt(machine.kernels_for, asked, deterministic)
     refusal = refusal or attempt(kernels.check, taken, device)[1]
     if refusal:
-        return Check(name, found, False, True, REFUSED, refusal)
+        return Check.of_run(name, found, refusal, "")
     if taken == "torch" or device == "cpu":
         return Check(name, found, None, False, f"not used: {ours}")
     if not installed:
@@ -311,12 +314,10 @@ def _is_unknown(model: str) -> bool:
 def _model(name: str) -> Check:
     _, refusal = attempt(finding.resolve, name)
     if refusal:
-        return Check("base model", name, False, True, REFUSED, refusal)
-    place = _place(name)
-    if refusal := attempt(loading.outline, name)[1] if place != "on the hub" else None:
-        return Check("base model", f"{name} ({place})", False, True, REFUSED, refusal)
-    meaning = "is downloaded first" if place == "on the hub" else "read from disk"
-    return Check("base model", f"{name} ({place})", True, True, meaning)
+        return Check.of_run("base model", name, refusal, "")
+    if (place := _place(name)) == "on the hub":
+        return Check.of_run("base model", f"{name} ({place})", "", "is downloaded first")
+    return Check.of_run("base model", f"{name} ({place})", attempt(loading.outline, name)[1], "read from disk")
 
 
 def _place(name: str) -> str:
@@ -336,8 +337,7 @@ def _is_cached(repository: str, file: str, kind: str = "model") -> bool:
 
 def _loggers(run: RunConfig) -> Check:
     _, refusal = attempt(check_loggers, run.loggers, run.logger_offline)
-    meaning = REFUSED if refusal else "they log beside TensorBoard and CSV"
-    return Check("--logger", ", ".join(run.loggers), not refusal, True, meaning, refusal)
+    return Check.of_run("--logger", ", ".join(run.loggers), refusal, "they log beside TensorBoard and CSV")
 
 
 def _run_folder(request: Request) -> Check:
@@ -346,12 +346,11 @@ def _run_folder(request: Request) -> Check:
     is_new = not folder.path.exists()
 
     resume, refusal = attempt(open_checkpoint, folder, run.resume)
-    if refusal := refusal or attempt(check_folder, folder, request)[1]:
-        return Check("run folder", str(folder.path), False, True, REFUSED, refusal)
+    refusal = refusal or attempt(check_folder, folder, request)[1]
     meaning = "is made" if is_new else "what a run has written there is deleted" if run.overwrite else "is free"
     if resume:
         meaning = f"the run continues from {resume.path.name}"
-    return Check("run folder", str(folder.path), True, True, meaning)
+    return Check.of_run("run folder", str(folder.path), refusal, meaning)
 
 
 def _disk(output_dir: str) -> Check:

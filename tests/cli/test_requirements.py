@@ -137,7 +137,7 @@ def test_which_build_runs_on_which_gpu(capability, architectures, runs):
         (CPU, {"base__kernels": "cuda"}, "Mamba-2 kernels", "use --kernels auto"),
         (CPU, {"run__multi_gpu": True}, "--multi-gpu", "leave it out"),
         (CPU, {"base__name": "absent/by/name"}, "base model", "--model absent/by/name: no such folder"),
-        (CPU, {"run__output_dir": f"{__file__}/run"}, "run folder", "choose another folder"),
+        (CPU, {"run__output_dir": f"{__file__}/run"}, "run folder", "choose another"),
     ],
 )
 def test_what_the_run_would_refuse_blocks_it(machine, monkeypatch, device, settings, name, remedy):
