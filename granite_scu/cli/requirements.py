@@ -95,34 +95,24 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
         preset: ``--hardware``, also one that there is not.
     """
     base, trainer = request.base, request.trainer
-    device, driver = detect(trainer["accelerator"]), nvml.driver()
+    device = detect(trainer["accelerator"])
     gpu, has_gpu = trainer["accelerator"] != "cpu", torch.cuda.is_available()
-    built_for = int((torch.version.cuda or "0").split(".")[0])
     no_gpu, get_gpu = ("", "") if has_gpu else nvml.why_no_cuda()
     get_gpu = get_gpu if gpu else ""
-    if driver.version:  # any minor version of the same major one is compatible
-        driver_found, driver_serves = f"{driver.version} (CUDA {driver.cuda_major})", driver.cuda_major >= built_for
-    else:  # WSL and Jetson have devices without NVML, so that the device itself decides there
-        driver_found = f"NVML fails: {driver.problem}" if driver.problem else "none found"
-        driver_serves = None if has_gpu else False
     runs_on = "the run trains on it" if has_gpu else REFUSED
     cpu = "not used: --accelerator cpu" if has_gpu else "the run trains on the CPU"
-    built = f"{torch.__version__}, built {f'for CUDA {torch.version.cuda}' if built_for else 'without CUDA'}"
+    built = f"{torch.__version__}, built {f'for CUDA {torch.version.cuda}' if torch.version.cuda else 'without CUDA'}"
     python = sys.version_info[:2]
     asked = SHORT_PRECISIONS.get(trainer["precision"], trainer["precision"] or "auto")
     precision, refusal = attempt(resolve_precision, trainer["precision"], device)
     trains = f"the run trains in {SHORT_PRECISIONS.get(precision)}"
-    bitsandbytes, four_bits = version_of("bitsandbytes"), base.quantize_4bit
-    meant = "holds the base in 4 bits" if four_bits else "for --4bit-quantization only"
-    install_4bit = "pip install bitsandbytes, or leave out --4bit-quantization" if four_bits else ""
     checks = [
         # name, what is found, whether it serves, whether the run needs it, what that means, and what fixes it
         Check("Python", platform.python_version(), python >= (3, 10) if python <= (3, 13) else None, True,
               "checked with 3.10 to 3.13", "install Python 3.13"),
         Check("PyTorch", built, tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10), True,
               "supported: 2.10 and newer", 'pip install "torch>=2.10"'),
-        Check("NVIDIA driver", driver_found, driver_serves, gpu,
-              "a GPU needs it" if gpu else "not needed on the CPU", get_gpu),
+        _nvidia_driver(gpu, has_gpu, get_gpu),
         Check("CUDA device", f"{torch.cuda.device_count()} x {detect().name}" if has_gpu else f"none: {no_gpu}",
               has_gpu, gpu, runs_on if gpu else cpu, get_gpu),
         *([_preset(preset, device)] if preset else []),
@@ -132,7 +122,7 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
               "if it runs out, lower --batch-size"),
         Check.of_run("precision", asked, refusal, trains),
         *_number_formats(request.run.tf32, device),
-        Check("bitsandbytes", bitsandbytes or "not installed", bool(bitsandbytes), four_bits, meant, install_4bit),
+        _bitsandbytes(base.quantize_4bit),
         _flash_attention(base.attention, base.name, request.data.isolate_documents, device, precision),
         _mamba_kernels(base.kernels, bool(trainer["deterministic"]), base.name, device.kind, precision),
         _model(base.name),
@@ -210,6 +200,24 @@ def print_requirements(checks: list[Check], as_json: bool = False) -> None:
     blocking = ", ".join(check.name for check in checks if check.blocks)
     verdict = f"This run cannot start: {blocking}." if blocking else "This run can start."
     console.print(Text(f"\n{verdict}", style="bold red" if blocking else "bold green"))
+
+
+def _nvidia_driver(needed: bool, has_gpu: bool, remedy: str) -> Check:
+    driver, means = nvml.driver(), "a GPU needs it" if needed else "not needed on the CPU"
+    if driver.version:  # any minor version of the same major one is compatible
+        built_for = int((torch.version.cuda or "0").split(".")[0])
+        found, serves = f"{driver.version} (CUDA {driver.cuda_major})", driver.cuda_major >= built_for
+        return Check("NVIDIA driver", found, serves, needed, means, remedy)
+    # WSL and Jetson have devices without NVML, so that the device itself decides there.
+    found = f"NVML fails: {driver.problem}" if driver.problem else "none found"
+    return Check("NVIDIA driver", found, None if has_gpu else False, needed, means, remedy)
+
+
+def _bitsandbytes(needed: bool) -> Check:
+    version = version_of("bitsandbytes")
+    means = "holds the base in 4 bits" if needed else "for --4bit-quantization only"
+    remedy = "pip install bitsandbytes, or leave out --4bit-quantization" if needed else ""
+    return Check("bitsandbytes", version or "not installed", bool(version), needed, means, remedy)
 
 
 def _preset(name: str, device: Device) -> Check:

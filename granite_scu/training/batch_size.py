@@ -30,6 +30,13 @@ STEPS = 2
 """Optimizer steps that prove a batch: Adam has its moments after the first."""
 
 
+def fit_to_memory(request: Request, machine: Machine) -> Request:
+    """With the largest batch that is predicted to fit, if asked for, and checkpointing of activations on or off."""
+    if request.run.auto_batch_size:
+        request = first_guess(request, machine)
+    return memory_budget.with_checkpointing_settled(request, machine)
+
+
 def first_guess(request: Request, machine: Machine) -> Request:
     """The request in the largest micro-batches that are predicted to fit.
 

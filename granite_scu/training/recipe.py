@@ -72,10 +72,7 @@ def prepare(
     base = base._replace(size=base.size.in_blocks(request.base.name, block, request.data.block_size))
 
     # The micro-batch that is predicted to fit, and whether activations have to be recomputed for it.
-    asked = request.data.batch_size
-    if request.run.auto_batch_size:
-        request = batch_size.first_guess(request, machine)
-    request = memory_budget.with_checkpointing_settled(request, machine)
+    asked, request = request.data.batch_size, batch_size.fit_to_memory(request, machine)
     data.config = replace(data.config, batch_size=request.data.batch_size)
     data.check_processes(machine.world_size)
 

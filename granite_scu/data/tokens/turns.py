@@ -138,60 +138,73 @@ def mark(conversation: Conversation, everything: bool = False, only: int | None 
             speakers of a role apart.
         only: number of the one text that is marked, of all that would be.
     """
-    messages = conversation.messages
-    free: Iterator[str] = placeholders("".join(texts_in([messages, conversation.tools])))
-    behind: dict[str, Text] = {}
+    messages, tools = conversation.messages, conversation.tools
+    marker = _Marker(placeholders("".join(texts_in([messages, tools]))), only)
+    named = _telling_names(messages) if everything else set()
+    found = tuple(marker.message(each, n, n in named, calls=everything) for n, each in enumerate(messages))
+    tools = [_named_tool(tool, marker.text) for tool in tools or []] if everything else tools
+    return Marked(replace(conversation, messages=found, tools=tools or None), marker.behind)
 
-    def marked(text: str, number: int, what: str = "", wrong: str = "") -> str:
+
+class _Marker:
+    """Puts a private character in the place of each text, and keeps what stands behind it.
+
+    Args:
+        free: private characters that stand in none of the texts.
+        only: number of the one text that is marked; None marks all.
+    """
+
+    def __init__(self, free: Iterator[str], only: int | None) -> None:
+        self.free, self.only = free, only
+        self.behind: dict[str, Text] = {}
+
+    def text(self, text: str, number: int, what: str = "", wrong: str = "") -> str:
+        """A text of message ``number``, marked; the rest as ``Text`` has it."""
         words = text.strip()
         if not words:
             return text
-        sign = next(free)
-        behind[sign] = Text(words, number, what, wrong)
-        return text.replace(words, sign, 1) if only in (None, len(behind) - 1) else text
+        sign = next(self.free)
+        self.behind[sign] = Text(words, number, what, wrong)
+        return text.replace(words, sign, 1) if self.only in (None, len(self.behind) - 1) else text
 
-    def content(text: str, number: int, wrong: str = "") -> str:
+    def message(self, given: dict[str, Any], number: int, named: bool, calls: bool) -> dict[str, Any]:
+        """A message with its texts marked, and with its name and its calls of tools if asked for."""
+        found = given | {name: self.text(given[name], number) for name in REASONING if isinstance(given.get(name), str)}
+        said, role = given.get("content"), given["role"]
+        if isinstance(said, str):
+            found["content"] = self._content(said, role, number)
+        elif isinstance(said, list):
+            found["content"] = [
+                {**each, "text": self._content(each["text"], role, number, '"text": "')} for each in said
+            ]
+        if named:
+            what = f"the name of message {number + 1}, which tells its speaker from others of that role"
+            found["name"] = self.text(given["name"], number, what)
+        if calls and given.get("tool_calls"):
+            found["tool_calls"] = [self._call(each, number) for each in given["tool_calls"]]
+        return found
+
+    def _content(self, text: str, role: str, number: int, wrong: str = "") -> str:
         """Of an answer what stands before ``</think>`` is thought."""
-        role = messages[number]["role"]
         what = f"the content of message {number + 1}, whose role is {role}"
         parts = _TAGS.split(text) if role == ASSISTANT else [text]
         following = [*parts[1::2], ""]
         parts[::2] = [
-            marked(part, number, "" if tag == THINKING[1] else what, wrong)
+            self.text(part, number, "" if tag == THINKING[1] else what, wrong)
             for part, tag in zip(parts[::2], following, strict=True)
         ]
         return "".join(parts)
 
-    def call(call: dict[str, Any], number: int) -> dict[str, Any]:
+    def _call(self, call: dict[str, Any], number: int) -> dict[str, Any]:
         function, what = call["function"], f"the tool calls of message {number + 1}"
-        name = marked(function["name"], number, what)
+        name = self.text(function["name"], number, what)
         arguments = with_texts(
-            function["arguments"], lambda text: marked(text, number, f"the arguments of {what}", wrong='\\"')
+            function["arguments"], lambda text: self.text(text, number, f"the arguments of {what}", wrong='\\"')
         )
         found = call | {"function": function | {"name": name, "arguments": arguments}}
         if isinstance(call.get("id"), str):  # which Kimi's template shows in place of the name that it holds
             found["id"] = call["id"].replace(function["name"], name)
         return found
-
-    def message(number: int) -> dict[str, Any]:
-        given = messages[number]
-        found = given | {name: marked(given[name], number) for name in REASONING if isinstance(given.get(name), str)}
-        said = given.get("content")
-        if isinstance(said, str):
-            found["content"] = content(said, number)
-        elif isinstance(said, list):
-            found["content"] = [{**part, "text": content(part["text"], number, '"text": "')} for part in said]
-        if everything and number in named:
-            what = f"the name of message {number + 1}, which tells its speaker from others of that role"
-            found["name"] = marked(given["name"], number, what)
-        if everything and given.get("tool_calls"):
-            found["tool_calls"] = [call(each, number) for each in given["tool_calls"]]
-        return found
-
-    named = _telling_names(messages)
-    found = tuple(message(number) for number in range(len(messages)))
-    tools = [_named_tool(tool, marked) for tool in conversation.tools or []] if everything else conversation.tools
-    return Marked(replace(conversation, messages=found, tools=tools or None), behind)
 
 
 def _telling_names(messages: tuple[dict[str, Any], ...]) -> set[int]:

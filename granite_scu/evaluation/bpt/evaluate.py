@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import PRECISIONS
@@ -69,20 +70,14 @@ def evaluate(
     tokenizer = load_tokenizer(first.name, subjects, asked[0].documents)
     has_chats, given = any(text.has_chats for text in asked), (options.chat_template, options.chat_template_args)
     tokenizer = with_template(tokenizer, subjects, has_chats, *given)
-    corpora, rows = [], loading.rows_of(loading.load_model_config(first.name))
-    for text in asked:
-        corpus = tokenised(text, tokenizer, rows, first.name)
-        corpora.append(replace(corpus, windows=cut(corpus.lengths, length, stride), excluded=text.excluded))
+    corpora = _corpora(asked, tokenizer, first.name, length, stride)
     said, drifts = Asked(asked[0], tokenizer, options.samples), Drifts(subjects, tokenizer)
     here.claim(None)
-    attention = options.attn
-    wanted = (
-        [(BaseConfig(base, quantize, attention), [(BASE, None), *((s.name, s.given) for s in adapters)])]
-        if base
-        else []
-    )
     # A model that a QLoRA adapter was merged into is whole without 4 bits: rounding it again would round the adapter.
-    wanted += [(BaseConfig(s.given, bool(options.quantize_4bit), attention), [(s.name, None)]) for s in wholes]
+    wanted = [(BaseConfig(s.given, bool(options.quantize_4bit), options.attn), [(s.name, None)]) for s in wholes]
+    if base:
+        of_base = [(BASE, None), *((each.name, each.given) for each in adapters)]
+        wanted = [(BaseConfig(base, quantize, options.attn), of_base), *wanted]
     named = [
         {"name": name, "adapter": given, "base": model.name}
         | ({"adapter_sha256": saved_adapter.find(given).sha256} if given else {})
@@ -104,6 +99,17 @@ def evaluate(
     own = None if options.data_dir else _own_figures(subjects, runs)
     found |= said.found([each["name"] for each in named]) | ({"drift": drifts.found} if drifts.found else {})
     return found | ({"run": own} if own else {}), corpora
+
+
+def _corpora(
+    asked: Sequence[texts.Texts], tokenizer: PreTrainedTokenizerBase, model: str, length: int, stride: int
+) -> list[ScoringCorpus]:
+    """The texts as tokens, in windows of ``length`` that begin each ``stride``."""
+    rows = loading.rows_of(loading.load_model_config(model))
+    tokens = [tokenised(text, tokenizer, rows, model) for text in asked]
+    windows = [cut(corpus.lengths, length, stride) for corpus in tokens]
+    each = zip(tokens, windows, asked, strict=True)
+    return [replace(corpus, windows=of_it, excluded=text.excluded) for corpus, of_it, text in each]
 
 
 def _own_figures(subjects: Sequence[Subject], runs: Sequence[Path]) -> dict[str, Any] | None:
