@@ -83,7 +83,7 @@ def fetch(out: Path, gguf_only: bool) -> int:
             gguf.rename(folder / GGUF)
         else:
             print("writing the weights in bf16, 270 MB", flush=True)
-            from granite_scu.model.gguf_file import write_whole  # takes seconds to import
+            from granite_scu.model.finding import write_whole  # takes seconds to import
 
             write_whole(gguf, folder, name=GGUF)
         shutil.rmtree(packed)

@@ -33,6 +33,11 @@ from granite_scu.training.output_folder import is_main, logged_from_here
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.resume import AS_BEFORE
 
+log = logging.getLogger(__name__)
+
+SCORED = {"validate": "validation", "test": "test"}
+"""Commands that print a score, and the split that they score."""
+
 
 class GraniteCLI(LightningCLI):
     """Makes ``request`` of what a command line asks for; builds nothing.
@@ -81,12 +86,6 @@ def parse(layers: Layers, command: str = "fit") -> GraniteCLI:
         return GraniteCLI(layers, command)
     finally:
         sys.argv = argv
-
-
-log = logging.getLogger(__name__)
-
-SCORED = {"validate": "validation", "test": "test"}
-"""Commands that print a score, and the split that they score."""
 
 
 def run(layers: Layers, command: str = "fit", prints: bool = False) -> int:

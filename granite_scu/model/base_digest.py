@@ -8,9 +8,8 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from granite_scu.config.errors import UserError
-from granite_scu.model import gguf_file
 from granite_scu.model.base_files import weight_files
-from granite_scu.model.finding import resolve
+from granite_scu.model.finding import gguf_of, resolve
 from granite_scu.storage import manifest
 from granite_scu.storage.kept import kept
 from granite_scu.storage.run_folder import TRAINING_CONFIG
@@ -35,7 +34,7 @@ def record(name: str) -> dict[str, Any] | None:
     """
     path, commit = Path(name).expanduser(), {}
     try:
-        if path.exists() and (gguf := gguf_file.find(path, name)):
+        if path.exists() and (gguf := gguf_of(path, name)):
             return {"files": {gguf.name: _facts(gguf)}}
         folder = Path(resolve(name))
         if not folder.is_dir():

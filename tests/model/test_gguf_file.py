@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
-from granite_scu.model import finding, gguf_file, loading
+from granite_scu.model import finding, loading
 
 gguf = pytest.importorskip("gguf")
 
@@ -74,7 +74,7 @@ def test_the_model_has_the_dequantised_weights_in_bf16_and_the_tokenizer(file, o
 def test_a_folder_with_one_means_it_and_it_is_dequantised_once_until_it_changes(copy):
     folder = Path(finding.resolve(str(copy)))
     made = (folder / "model.safetensors").stat().st_mtime_ns
-    gguf_file._dequantised.cache_clear()  # as in another process
+    finding._dequantised.cache_clear()  # as in another process
     assert finding.resolve(str(copy.parent)) == str(folder)
     assert (folder / "model.safetensors").stat().st_mtime_ns == made
     os.utime(copy, (1, 1))
@@ -99,7 +99,7 @@ def test_what_is_no_gguf_is_said(copy, tmp_path, monkeypatch):
     whole = copy.read_bytes()
     copy.write_bytes(whole[: len(whole) // 2])
     assert "it is cut, or of a kind" in refusal(copy)
-    monkeypatch.setattr(gguf_file, "find_spec", lambda name: None)
+    monkeypatch.setattr(finding, "find_spec", lambda name: None)
     assert "pip install 'granite-scu[gguf]'" in refusal(copy)
 
 

@@ -19,8 +19,7 @@ from granite_scu.config.flags import PRECISIONS
 from granite_scu.config.progress import Heartbeat
 from granite_scu.config.settings import BaseConfig, DataConfig, RunConfig
 from granite_scu.evaluation.bpt import results, texts
-from granite_scu.evaluation.bpt.answering import Asked
-from granite_scu.evaluation.bpt.drifting import Drifts
+from granite_scu.evaluation.bpt.answering import Asked, Drifts
 from granite_scu.evaluation.bpt.subjects import BASE, Subject, shared_base
 from granite_scu.evaluation.bpt.tokenizers import load_tokenizer, with_template
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut, score_windows, tokenised

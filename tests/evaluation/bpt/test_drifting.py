@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from granite_scu.evaluation.bpt.drifting import drift_between
+from granite_scu.evaluation.bpt.answering import drift_between
 from granite_scu.evaluation.general_text import Document, batches
 
 
