@@ -2,6 +2,13 @@
 
 import argparse
 import json
+from typing import TYPE_CHECKING, Any
+
+from granite_scu.cli.console import make_console, print_facts
+from granite_scu.config.settings import SHORT_PRECISIONS
+
+if TYPE_CHECKING:
+    from granite_scu.hardware.advice import Predictor
 
 EXAMPLES = ("", "--gpu", "--command", "--json")
 
@@ -30,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         recommended = advice.get_recommended_config(of_default_model)
         print(json.dumps({"info": advice.detect_gpu_info(), "recommended": recommended}, indent=2))
     else:
-        advice.print_hardware_info(of_default_model)
+        print_hardware_info(of_default_model)
     return 0
 
 
@@ -46,3 +53,44 @@ def _say_gpu() -> int:
     capability = info["compute_capability"]
     print(f"{info['gpu_count']} x {info['gpu_name']}, {info['gpu_memory_gb']:.1f} GiB, compute capability {capability}")
     return 0
+
+
+def print_hardware_info(predict: "Predictor") -> None:
+    """Print what ``detect_gpu_info`` and ``get_recommended_config`` say, and the command that trains with it."""
+    from granite_scu.hardware import advice, detect
+
+    console, info, device = make_console(), advice.detect_gpu_info(), detect()
+    found = {
+        "GPU": f"{info['gpu_count']} x {info['gpu_name']}" if info["gpu_name"] else f"none: {info['problem']}",
+        "memory": f"{device.memory_gb:.1f} GiB",
+        "compute capability": info["compute_capability"] or "none: a CPU",
+        "BFloat16": _yes(device.supports_bf16),
+        "TF32": _yes(info["supports_tf32"]),
+        "flash attention": _yes(info["supports_flash_attention"]),
+        "driver": info["driver_version"] or "none",
+        "PyTorch": f"{info['pytorch_version']}, CUDA {info['cuda_version'] or 'none'}",
+        **({"CPU": device.name} if device.kind == "cpu" else {}),
+    }
+    print_facts("this machine", found, console)
+    print_facts("recommended", _described(advice.get_recommended_config(predict)), console)
+    console.print(f"train with it:  {advice.training_command()}", highlight=False, soft_wrap=True)
+
+
+def _described(advice: dict[str, Any]) -> dict[str, str]:
+    """What ``get_recommended_config`` says, for people."""
+    tokens = f"{advice['batch_size']} x {advice['block_size']} tokens"
+    workers = advice["num_workers"]
+    return {
+        "preset": advice["preset"],
+        "batch": f"{tokens} x {advice['gradient_accumulation_steps']} accumulated",
+        "precision": SHORT_PRECISIONS.get(advice["precision"], advice["precision"]),
+        "base model in 4 bits": _yes(advice["quantize_4bit"]),
+        "compiled layers": _yes(advice["compile"]),
+        "activations computed again": _yes(advice["gradient_checkpointing"]),
+        "processes that load data": str(workers) if workers else "none but the training's own",
+        "memory, predicted": f"{advice['memory_gib_estimate']} GiB",
+    }
+
+
+def _yes(has: bool) -> str:
+    return "yes" if has else "no"

@@ -5,10 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from granite_scu.config.settings import SHORT_PRECISIONS, BaseConfig, DataConfig, LoraConfig, TrainerConfig
+from granite_scu.config.settings import BaseConfig, DataConfig, LoraConfig, TrainerConfig
 from granite_scu.hardware import presets
 from granite_scu.hardware.detection import GIB, MARGIN, detect
 from granite_scu.hardware.machine import resolve_precision
@@ -89,50 +87,6 @@ def get_recommended_config(predict: Predictor) -> dict[str, Any]:
     }
 
 
-def print_hardware_info(predict: Predictor) -> None:
-    """Print what ``detect_gpu_info`` and ``get_recommended_config`` say, and the command that trains with it."""
-    console = Console()
-    info, device = detect_gpu_info(), detect()
-    found = {
-        "GPU": f"{info['gpu_count']} x {info['gpu_name']}" if info["gpu_name"] else f"none: {info['problem']}",
-        "memory": f"{device.memory_gb:.1f} GiB",
-        "compute capability": info["compute_capability"] or "none: a CPU",
-        "BFloat16": _yes(device.supports_bf16),
-        "TF32": _yes(info["supports_tf32"]),
-        "flash attention": _yes(info["supports_flash_attention"]),
-        "driver": info["driver_version"] or "none",
-        "PyTorch": f"{info['pytorch_version']}, CUDA {info['cuda_version'] or 'none'}",
-    }
-    if device.kind == "cpu":
-        found["CPU"] = device.name
-    for title, rows in (("this machine", found), ("recommended", _described(get_recommended_config(predict)))):
-        table = Table(title=title, title_justify="left", show_header=False)
-        for name, value in rows.items():
-            table.add_row(name, value)
-        console.print(table)
-    console.print(f"train with it:  {training_command()}", highlight=False, soft_wrap=True)
-
-
-def _described(advice: dict[str, Any]) -> dict[str, str]:
-    """What ``get_recommended_config`` says, for people."""
-    tokens = f"{advice['batch_size']} x {advice['block_size']} tokens"
-    workers = advice["num_workers"]
-    return {
-        "preset": advice["preset"],
-        "batch": f"{tokens} x {advice['gradient_accumulation_steps']} accumulated",
-        "precision": SHORT_PRECISIONS.get(advice["precision"], advice["precision"]),
-        "base model in 4 bits": _yes(advice["quantize_4bit"]),
-        "compiled layers": _yes(advice["compile"]),
-        "activations computed again": _yes(advice["gradient_checkpointing"]),
-        "processes that load data": str(workers) if workers else "none but the training's own",
-        "memory, predicted": f"{advice['memory_gib_estimate']} GiB",
-    }
-
-
 def training_command() -> str:
     """The command that trains on this machine with the preset that fits it."""
     return f"granite-scu train --hardware {presets.choose(detect())} --data-dir my_texts/"
-
-
-def _yes(has: bool) -> str:
-    return "yes" if has else "no"

@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from granite_scu.cli import main
+from granite_scu.cli.hardware import print_hardware_info
 from granite_scu.config.errors import UserError
 from granite_scu.hardware import presets
-from granite_scu.hardware.advice import detect_gpu_info, get_recommended_config, print_hardware_info
+from granite_scu.hardware.advice import detect_gpu_info, get_recommended_config
 
 ROOT = Path(__file__).parents[2]
 
