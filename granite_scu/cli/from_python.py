@@ -13,7 +13,7 @@ from granite_scu.cli.train import carry_out
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import KEYS
 from granite_scu.config.request import Request
-from granite_scu.storage.run_folder import ANSWERS, METRICS, TRAINING_CONFIG, read_if_there
+from granite_scu.storage.run_folder import ANSWERS, METRICS, TRAINING_CONFIG, read_if_there, read_json
 from granite_scu.training import recipe
 from granite_scu.training.output_folder import is_main, logged_from_here
 from granite_scu.training.prepared_run import PreparedRun
@@ -60,13 +60,13 @@ class Result:
     @classmethod
     def of(cls, folder: Path) -> "Result":
         """The result that a finished run's folder holds."""
-        summary = read_if_there(folder / METRICS)
+        summary = read_json(folder / METRICS)
         validations, _ = read_validations(folder, summary)
         answers = read_if_there(folder / ANSWERS).get("answers", [])
         return cls(
             adapter=folder,
             report=folder / "report.html",
-            verdict=str(verdict(summary, lower_rate(read_if_there(folder / TRAINING_CONFIG)), validations=validations)),
+            verdict=str(verdict(summary, lower_rate(read_json(folder / TRAINING_CONFIG)), validations=validations)),
             steps=summary["steps"],
             base_bpt=summary["base_test_bpt"],
             test_bpt=summary["adapter_test_bpt"],

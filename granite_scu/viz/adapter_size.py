@@ -1,8 +1,9 @@
 """What size held-out and training text would have an adapter: as a sentence, and how much of its course to draw."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from granite_scu.viz.words import is_number
 
 FIELDS = ("best_scale", "best_scale_error", "best_scale_training")
 """Fields of a tick's record: the factor that held-out text would have the adapter scaled by, its standard error, and
@@ -107,7 +108,7 @@ def limits(history: Sequence[Mapping[str, Any]], training: bool = True) -> tuple
     edges = [
         record[FIELDS[0]] - 1 + sign * record[FIELDS[1]]
         for record in settled
-        if all(_is_number(record.get(name)) for name in FIELDS[:2])
+        if all(is_number(record.get(name)) for name in FIELDS[:2])
         for sign in (-1, 1)
     ]
     low = max(min([low, *edges]), low - room / 2)
@@ -118,8 +119,4 @@ def limits(history: Sequence[Mapping[str, Any]], training: bool = True) -> tuple
 
 
 def _changes(history: Iterable[Mapping[str, Any]], field: str) -> list[float]:
-    return [record[field] - 1 for record in history if _is_number(record.get(field))]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return [record[field] - 1 for record in history if is_number(record.get(field))]
