@@ -80,7 +80,7 @@ SPOILT = {
     "a law without state": lambda state: state["callbacks"]["ShannonControl"].pop("controller"),
     "a schedule that is missing": lambda state: state["lr_schedulers"].clear(),
     "loops of another kind": lambda state: state["loops"].update(fit_loop=5),
-    "not a number": lambda state: state["callbacks"]["ShannonControl"].update(lr_sum=float("nan")),
+    "not a number": lambda state: state["callbacks"]["ShannonControl"].update(travel=float("nan")),
     "a generator of another length": lambda state: state["random"].update(cpu=torch.zeros(5, dtype=torch.uint8)),
 }
 
