@@ -10,7 +10,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from granite_scu.config.settings import IGNORED
-from granite_scu.model.loss import CHUNKED_TYPES, chunk_on, hidden_states, isolating, logits_into, summed_cross_entropy
+from granite_scu.model.document_mask import isolating
+from granite_scu.model.loss import CHUNKED_TYPES, chunk_on, hidden_states, logits_into, summed_cross_entropy
 
 BUFFERS = 4
 """Of a chunk's logits, where the loss has one: of both models, one's probabilities, and what a logsumexp takes."""

@@ -9,8 +9,9 @@ from rounding import OF_GRANITE, assert_rounded, rounding
 
 from granite_scu.config.settings import IGNORED, BaseConfig
 from granite_scu.model import loading
+from granite_scu.model.document_mask import can_isolate, isolating
 from granite_scu.model.kl_divergence import summed_kl
-from granite_scu.model.loss import can_isolate, isolating, summed_nats, token_nats
+from granite_scu.model.loss import summed_nats, token_nats
 from granite_scu.model.mamba2.tiling import describing
 
 LENGTHS = [[9, 1, 22, 8], [40], [3, 37]]
