@@ -20,9 +20,13 @@ IN_A_STEP = 8
 MAX_EPOCHS, OF_RECORDS = 10, 100
 """Epochs of so many records."""
 
-POWER_OF_CHATS, POWER_OF_TEXT = 0.25, 0.5
-"""By which power of the number of records epochs fall: 6 of 1,000 conversations, 4 of 5,000 and 3 of 10,000, for facts
-have to be read often however many there are (docs/guides/learning-rate.md); of text 3 of 1,000 records, 1 of 10,000."""
+POWER_OF_CHATS, POWER_OF_TEXT = 0.06, 0.5
+"""By which power of the number of records epochs fall: 9 of 1,000 conversations and 8 of 5,000, for facts have to be
+read often however many there are (docs/guides/learning-rate.md); of text 3 of 1,000 records, 1 of 10,000."""
+
+MAX_STEPS_OF_CHATS = 5000
+"""Beyond, a step has more conversations than ``IN_A_STEP``. Steps of 33 instead of 8, as many epochs long, taught the
+embedded model 5 of 30 facts instead of 26 (docs/guides/learning-rate.md)."""
 
 TOKENS_OF_A_RECORD = 250
 """Of text, counted as one conversation in the above."""
@@ -40,7 +44,7 @@ SHORTEST_BLOCK = 64
 MIN_BLOCKS_OF_TEXT = 50
 """Blocks that text is cut into, so that there are some to hold out."""
 
-MIN_VALIDATIONS, MAX_VALIDATIONS, MAX_EVAL_STEPS = 5, 10, 200
+MIN_VALIDATIONS, MAX_VALIDATIONS, MAX_EVAL_STEPS = 5, 10, 500
 """Validations of a run, one an epoch between these; and the most optimizer steps between two."""
 
 VALIDATED = 50
@@ -124,7 +128,8 @@ def block_size(text: Text, usual: Usual, processes: int = 1) -> Choice | None:
     A power of two that holds the longest conversation, and of which a step has about eight.
     """
     if text.chats:
-        wanted = _records_in_a_step(text, text.documents) * text.tokens / text.documents / processes
+        most_steps = _most_steps(text, usual, processes)
+        wanted = _records_in_a_step(text, text.documents, most_steps) * text.tokens / text.documents / processes
         least, why = max(text.longest - 1, wanted / IN_A_STEP), f"the longest conversation has {text.longest:,}"
         block = 1 << math.ceil(math.log2(max(least, 1)))
     else:
@@ -154,11 +159,11 @@ def settle(
     steps, fills = DEFAULT_STEPS, True
     if text:
         steps = math.ceil(text.epochs * cut.train / (batch * accumulation * processes))
-        fills = text.tokens * text.epochs >= DEFAULT_STEPS * usual.tokens * processes
+        fills = _fills(text, usual, processes)
     if "trainer.max_steps" in given:
         steps = min(given["trainer.max_steps"], steps) if "data.num_epochs" in given else given["trainer.max_steps"]
     elif "data.num_epochs" not in given:
-        steps = min(steps, DEFAULT_STEPS)
+        steps = min(steps, _most_steps(text, usual, processes)) if text else steps
         chosen.append(Choice("trainer.max_steps", steps, _length(text, cut, steps, batch * accumulation * processes)))
     why = _fewer(text, cut, batch * accumulation * processes, given) if text else ""
     chosen += [Choice("data.batch_size", batch, why), Choice("trainer.accumulate_grad_batches", accumulation)]
@@ -169,23 +174,35 @@ def settle(
     return [choice for choice in chosen if choice.key not in given]
 
 
-def _records_in_a_step(text: Text, records: float, steps: int | None = None) -> float:
+def _fills(text: Text, usual: Usual, processes: int) -> bool:
+    """Whether a text, read as often as it is, fills the usual run."""
+    return text.tokens * text.epochs >= DEFAULT_STEPS * usual.tokens * processes
+
+
+def _most_steps(text: Text, usual: Usual, processes: int) -> int:
+    """Optimizer steps that a run has at most where nobody gives them."""
+    return MAX_STEPS_OF_CHATS if text.chats and not _fills(text, usual, processes) else DEFAULT_STEPS
+
+
+def _records_in_a_step(text: Text, records: float, most_steps: int, steps: int | None = None) -> float:
     """How many of a text's conversations, or blocks, a step should have.
 
     Args:
         text: that is trained on.
         records: its conversations or blocks.
+        most_steps: that the run has where they are not given.
         steps: of the run, where they are given.
     """
     seen = records * text.epochs
-    wanted = max(IN_A_STEP, seen / max(steps or 0, DEFAULT_STEPS))
+    wanted = max(IN_A_STEP, seen / max(steps or 0, most_steps))
     return max(1.0, wanted if steps else min(wanted, seen / MIN_STEPS))
 
 
 def _step(text: Text, cut: Cut, usual: Usual, given: Mapping[str, Any], processes: int) -> tuple[int, int]:
     """Blocks in a micro-batch, and micro-batches in a step, of each process."""
     in_a_block = text.documents / cut.train if text.chats else 1.0
-    wanted = _records_in_a_step(text, cut.train * in_a_block, given.get("trainer.max_steps")) / in_a_block / processes
+    records, most_steps = cut.train * in_a_block, _most_steps(text, usual, processes)
+    wanted = _records_in_a_step(text, records, most_steps, given.get("trainer.max_steps")) / in_a_block / processes
     blocks = max(1, math.floor(min(wanted, usual.tokens / cut.block)))
     most = max(1, usual.batch * usual.block // cut.block)
     if "data.batch_size" in given:
