@@ -35,6 +35,15 @@ DEFAULT_DATASET = f"{HUB_PREFIX}Salesforce/wikitext:wikitext-2-raw-v1"
 DEFAULT_STEPS, DEFAULT_RATE, DEFAULT_WARMUP, DEFAULT_EVERY = 1000, 1e-4, 50, 10
 """The guides' steps, learning rate, warm-up and steps between ticks: of data that fill them (``training.defaults``)."""
 
+MIN_TICKS = 30
+"""Of a run whose controller was asked for."""
+
+
+def usual_every(steps: int) -> int:
+    """Steps between the ticks of a controller that was asked for."""
+    return min(DEFAULT_EVERY, max(1, steps // MIN_TICKS))
+
+
 DEFAULT_RANK, DEFAULT_ALPHA = 16, 32.0
 """Of adapters that start from nothing."""
 

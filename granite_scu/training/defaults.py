@@ -8,7 +8,14 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from granite_scu.config.settings import DEFAULT_EVERY, DEFAULT_RATE, DEFAULT_STEPS, DEFAULT_WARMUP
+from granite_scu.config.settings import (
+    DEFAULT_EVERY,
+    DEFAULT_RATE,
+    DEFAULT_STEPS,
+    DEFAULT_WARMUP,
+    MIN_TICKS,
+    usual_every,
+)
 from granite_scu.control.units import counted
 
 MIN_STEPS = 100
@@ -49,13 +56,6 @@ MIN_VALIDATIONS, MAX_VALIDATIONS, MAX_EVAL_STEPS = 5, 10, 500
 
 VALIDATED = 50
 """Micro-batches of the guides' size that a validation reads at most."""
-
-MIN_TICKS = 30
-"""Of a run. Where nobody asks for the controller it ticks every ten steps, or not at all: each tick costs as much as
-one or two micro-batches, and one that finds its setpoint late has held the adapter back for nothing."""
-
-MIN_HELD_OUT = 30
-"""Conversations to validate on below which they say too little of others for the setpoint to follow them."""
 
 
 FITTED = (
@@ -284,19 +284,20 @@ def _validation(
 
 
 def _control(text: Text | None, cut: Cut, given: Mapping[str, Any], blocks: int, steps: int) -> list[Choice]:
-    """The ticks; and no controller, where nobody asked for one and it could not find its setpoint."""
+    """The ticks; and no controller, where nobody asked for one and it helps nothing or cannot find its setpoint."""
     asked = any(key.startswith("control.") and key != "control.every" for key in given) or (
         "run.stop_at_equilibrium" in given or "drift.max_drift" in given
     )
     if asked:
-        return [Choice("control.every", min(DEFAULT_EVERY, max(1, steps // MIN_TICKS)))]
+        return [Choice("control.every", usual_every(steps))]
     ticks = Choice("control.every", DEFAULT_EVERY)
-    few = text is not None and text.chats and cut.held_out < MIN_HELD_OUT
     every = given.get("control.every", DEFAULT_EVERY)
-    if steps < every * MIN_TICKS:
+    if text and text.chats:
+        why = "it taught fewer facts from chats (guide: Learning rate)"
+    elif steps < every * MIN_TICKS:
         why = f"it takes {every * MIN_TICKS} steps to find the adapter's best size, and the run has {steps}"
-    elif cut.validation < blocks or few:
-        found, are = counted(cut.held_out, "conversation" if few else "document"), "is" if cut.held_out == 1 else "are"
+    elif cut.validation < blocks:
+        found, are = counted(cut.held_out, "document"), "is" if cut.held_out == 1 else "are"
         why = f"{found} to validate on {are} too few for it to follow" if cut.held_out else "nothing is held out"
     else:
         return [ticks]

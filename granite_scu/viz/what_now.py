@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from granite_scu.config.settings import usual_every
 from granite_scu.viz.run_folder import Run
 from granite_scu.viz.settling import unsettled
 from granite_scu.viz.words import is_number, percent, quantity, section, short, signed
@@ -34,9 +35,9 @@ _HIGHEST = 1e-3
 """Learning rate above which no higher one is suggested."""
 _MUCH = 0.1
 """Bits per token that general answers may cost more before it is worth a word."""
-_SUGGESTED = 0.05
-"""A budget of drift, named to a run that had none: of those measured it kept nearly all of what was learned, and lost
-few bits of general text (docs/guides/keep-what-it-knows.md)."""
+_SUGGESTED, _FOR_A_FORMAT = 0.05, 0.02
+"""Budgets of drift, named to a run that had none: of those measured they kept nearly all of what was learned, and lost
+few bits of general text; of a format few answers too (docs/guides/keep-what-it-knows.md)."""
 _GUIDE = "guide: Mix in general data"
 _FAR = 0.1
 """Share of drift where the base answers general questions, without a budget, that is worth a word: of SmolLM2 on chats
@@ -98,14 +99,12 @@ def verdict(
     answers, general = (section(metrics, name) for name in ("answers", "elsewhere"))
     state, learned = _of_answers(answers, metrics) if _counted(answers) else _of_bits(metrics, interval)
     elsewhere = _elsewhere(general) if general.get("asked") or general.get("n") else ""
-    damaged, json = bool(general.get("damaged")), for_json(metrics)
-    drift = drifted(section(metrics, "drift"), advised=not (damaged or json))
+    damaged = bool(general.get("damaged"))
+    drift = drifted(section(metrics, "drift"), None if damaged else _suggested(metrics))
     if not damaged:
         use = "Do not use this adapter" if state == "useless" else ""
         return Verdict(learned, use, elsewhere, "", drift, state)
     use = "Do not use this adapter for anything but your data"
-    if json:  # every answer is to change: no budget holds that back and leaves the format
-        return Verdict(learned, f"{use}: it is for this format only", elsewhere, "", drift, "damaged")
     early, end = _plateau(validations, metrics.get("steps")), metrics.get("steps")
     remedies = [
         _held_by(metrics),
@@ -148,7 +147,12 @@ def _given_budget(metrics: Mapping[str, Any]) -> Any:
 def _budget_flag(metrics: Mapping[str, Any]) -> str:
     """The budget to try: half of what was given."""
     budget = _given_budget(metrics)
-    return f"--max-drift {_budget(budget / 2 if is_number(budget) else _SUGGESTED)}"
+    return f"--max-drift {_budget(budget / 2 if is_number(budget) else _suggested(metrics))}"
+
+
+def _suggested(metrics: Mapping[str, Any]) -> float:
+    """The budget for what was taught (docs/guides/keep-what-it-knows.md): a format is learned within less."""
+    return _FOR_A_FORMAT if for_json(metrics) else _SUGGESTED
 
 
 def _budget(share: float) -> str:
@@ -156,19 +160,19 @@ def _budget(share: float) -> str:
     return f"{100 * share:.3g}%"
 
 
-def drifted(found: Mapping[str, Any], advised: bool = True) -> str:
+def drifted(found: Mapping[str, Any], advised: float | None = None) -> str:
     """How far a model has drifted, a sentence; empty where that was not measured.
 
     Args:
         found: ``drift`` of ``scu_metrics.json``.
-        advised: whether to name a budget to a run that had none.
+        advised: the budget to name to a run that had none; None names none.
     """
     share, budget, tokens = (found.get(name) for name in ("share", "budget", "tokens"))
     if not is_number(share):
         return ""
     words = f"Elsewhere the model has drifted by {percent(share)}"
     if not is_number(budget):
-        more = f": --max-drift {_budget(_SUGGESTED)} would hold it back" if advised and share > _FAR else ""
+        more = f": --max-drift {_budget(advised)} would hold it back" if advised and share > _FAR else ""
         return f"{words} ({quantity(tokens)} tokens of the base model's answers to general questions){more}."
     where = f"on {quantity(tokens)} tokens of general text"
     asked = f" (at most {percent(budget)})" if found.get("within") else f", more than the {percent(budget)} asked for"
@@ -359,17 +363,14 @@ def _use(run: Run, found: Verdict) -> Iterator[Advice]:
 def _damaged(run: Run, read: str) -> Iterator[Advice]:
     """What to do about an adapter that lost what the base model knew; ``read`` is the command that asks it."""
     title = "Do not use this adapter for anything but your data"
-    if for_json(run.metrics):
-        text = "It is for this format only: every answer has become JSON. Ask the base model all else."
-        yield Advice(title, text, read)
-        return
     text = (
         "It has lost what the base model knew. A budget of drift keeps the model near what it was on general text. It "
         "may learn less, and what is near your data changes all the same."
     )
     flags = _budget_flag(run.metrics)
     if not is_number(_given_budget(run.metrics)):  # the file of this run has what held something else, or nothing
-        flags = f"--controller pi --target-s auto {flags}"
+        every = f"--control-every {usual_every(run.metrics['steps'])} " if is_number(run.metrics.get("steps")) else ""
+        flags = f"--controller pi --target-s auto {every}{flags}"
     yield Advice(title, text, _again(run, flags))
     text = (
         "General chats among yours (here general.jsonl), best with the base model's own answers, keep what they are "

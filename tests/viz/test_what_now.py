@@ -140,8 +140,8 @@ def moved(share: float, budget: float | None, **more) -> dict:
         (answered(24) | general(5, damaged=True), "damaged", "became wrong (What is the capital of France? What is"),
         (answered(24) | general(5, damaged=True), "damaged", ": give --max-drift 5%, mix in general chats ("),
         (answered(24) | general(5, damaged=True), "damaged", "or lower the rate to 5e-4. Do not use this adapter for"),
-        (answered(24, json=30) | general(5, damaged=True), "damaged", "your data: it is for this format only."),
-        (answered(24, json=30) | moved(0.14, None), "good", "to general questions)."),
+        (answered(24, json=30) | general(5, damaged=True), "damaged", ": give --max-drift 2%, mix in general chats ("),
+        (answered(24, json=30) | moved(0.14, None), "good", "questions): --max-drift 2% would hold it back."),
         (answered(24) | general(5, damaged=True) | moved(0.018, 0.02), "damaged", "lower --max-drift to 1%"),
         (answered(24) | moved(0.018, 0.02), "good", "by 1.8 % (at most 2 %), on 512 tokens"),
         (answered(24) | moved(0.01, 0.02, bound="lower"), "good", "bound nothing: λ rested at 0.84"),
@@ -194,7 +194,9 @@ def test_a_run_that_lost_what_the_base_knew_is_neither_better_nor_to_be_longer(t
     found = advice(tmp_path / "demo", validations=values, metrics=metrics)
     assert list(found) == ["Do not use this adapter for anything but your data", "Or mix in general chats"]
     held, mixed = found.values()
-    assert held.command.endswith("--output-dir runs/demo-2 --controller pi --target-s auto --max-drift 5%")
+    assert held.command.endswith(
+        "--output-dir runs/demo-2 --controller pi --target-s auto --control-every 10 --max-drift 5%"
+    )
     assert "--output-dir runs/demo-3 --data-dir" in mixed.command and "general.jsonl --data-weights" in mixed.command
     assert "better" not in held.text + mixed.text + str(verdict(metrics, 1e-3))
     again = advice(tmp_path / "again", validations=values, metrics=metrics | moved(0.018, 0.02))
@@ -206,13 +208,6 @@ def test_a_lower_rate_is_advised_where_it_is_above_what_suits_the_width(tmp_path
     metrics = METRICS | answered(24) | general(5, damaged=True)
     found = advice(tmp_path / "demo", metrics=metrics, rate_by_width=rule).get("Or lower the learning rate")
     assert (found and found.command.endswith(f"--output-dir runs/demo-4 --learning-rate {lower}")) == (lower and True)
-
-
-def test_an_adapter_whose_answers_are_json_is_for_its_format_only(tmp_path):
-    first, *others = advice(
-        tmp_path / "demo", metrics=METRICS | answered(24, json=30) | general(9, damaged=True)
-    ).values()
-    assert "this format only" in first.text and not any("-drift" in each.command for each in (first, *others))
 
 
 @pytest.mark.parametrize(("last", "said"), [(5.0, True), (5.95, False)])

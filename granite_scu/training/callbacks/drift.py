@@ -43,13 +43,19 @@ class DriftMeter(L.Callback):
         self.low, self.high = bounds
         self.anchor_tokens, self.steering_tokens = anchor_tokens, steering_tokens
         self.source = ""
+        self._general: GeneralText | None = None  # between obtaining it and the start of training
         self.held: HeldDrift | None = None
         self._turns: dict[str, list] | None = None  # before a checkpoint
         self.stuck = 0  # ticks in a row that lambda has been at its upper bound and drift above the budget
         self._found: dict[int, Drift] = {}
 
+    def on_fit_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        # Before GracefulStop waits for the end of a step: the base model may write for minutes, which Ctrl-C ends.
+        self._general = self.text(trainer, module)
+
     def on_train_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
-        general = self.text(trainer, module)
+        assert self._general
+        general, self._general = self._general, None
         texts = general.batches(self.anchor_tokens, self.steering_tokens, self.padding)
         self.source, turns = general.source, self._turns if trainer.global_step else None
         self.held = HeldDrift(module.as_trained(), texts, self.budget, turns)
