@@ -6,6 +6,7 @@
     python benchmarks/learning_rates.py --only "facts 100 records" --minutes 20
     python benchmarks/learning_rates.py --table                  # what the finished runs say; trains nothing
     python benchmarks/learning_rates.py --chart docs/images/learning-rate.png
+    python benchmarks/learning_rates.py --write facts 1000 FOLDER       # the data as train.jsonl and test.jsonl
 
 Each run is plain LoRA at the product's defaults (rank 16, alpha 32, all linear layers, AdamW, cosine, --controller
 none), eight records a step, warm-up over 5 % of the steps, on one thread. A finished run is a line of --results, and
@@ -19,6 +20,7 @@ lost        bits a token that the answers of the base itself to 24 general quest
             trained model has not
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 from rich.table import Table
 
 from benchmarks import cells
+from benchmarks.learning_rates_data import lesson
 from benchmarks.learning_rates_grid import CELLS, Cell, lost, saved
 from granite_scu.cli import exit_codes
 from granite_scu.cli.console import WIDE, make_console
@@ -39,7 +42,13 @@ RESULTS = ROOT / "research" / "evidence" / "rates" / "runs.jsonl"
 def main() -> int:
     parser = cells.build_parser(str(__doc__), RESULTS)
     parser.add_argument("--table", action="store_true", help="print a table of the finished runs")
+    parser.add_argument(
+        "--write", nargs=3, metavar=("KIND", "RECORDS", "FOLDER"), help="write the data; trains nothing"
+    )
     options, console = parser.parse_args(), make_console(width=WIDE)
+    if options.write:
+        write_data(*options.write)
+        return 0
     chosen, finished = cells.chosen(CELLS, options.only), cells.read(options.results, Cell.of)
     if options.list:
         cells.show(chosen, finished, console)
@@ -57,6 +66,14 @@ def main() -> int:
         cells.run_each((cell for cell in chosen if cell not in finished), lambda cell: cell.model, run, options,
                        console)  # fmt: skip
     return 0
+
+
+def write_data(kind: str, records: str, folder: str) -> None:
+    """Write what is trained on, and what is asked, as files that ``granite-scu train`` reads."""
+    made = lesson(kind, int(records))
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name, part in (("train", made.train), ("test", made.held_out)):
+        (Path(folder) / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in part))
 
 
 SETTING = ("model", "data", "records", "epochs", "rate")
