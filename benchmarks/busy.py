@@ -27,7 +27,7 @@ from granite_scu.cli import exit_codes
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.hardware import detect
-from granite_scu.hardware.detection import OtherLoad, allowed
+from granite_scu.hardware.detection import CompetingLoad, allowed
 
 BUSY = 0.3
 """Cores that others may use at the start."""
@@ -110,7 +110,7 @@ def main() -> int:
     parser.add_debug()
     options = parser.parse_args()
     measure.require_positive(steps=options.steps, repeats=options.repeats)
-    load = OtherLoad()
+    load = CompetingLoad()
     time.sleep(1)
     if (others := load.read()) > BUSY:
         raise UserError(f"other processes keep {others:.1f} cores busy; what is measured beside them means nothing")
@@ -120,4 +120,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_codes.guarded(main, "--debug" in sys.argv, exit_codes.NOTHING_KEPT))
+    sys.exit(exit_codes.exit_code_of(main, "--debug" in sys.argv, exit_codes.NOTHING_KEPT))

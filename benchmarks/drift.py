@@ -145,4 +145,4 @@ def _setting(line: Line) -> tuple:
 TABLES = {"holds": holds, "pays": pays}
 
 if __name__ == "__main__":
-    sys.exit(exit_codes.guarded(main, "--debug" in sys.argv))
+    sys.exit(exit_codes.exit_code_of(main, "--debug" in sys.argv))

@@ -177,7 +177,7 @@ def _serve(connection: Connection, device: str, side: Callable[..., None], argum
     os.dup2(2, 1)  # the parent's stdout is for the result alone
     # One GPU for each side: of several, Hugging Face's Trainer would take all and multiply the batch.
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
-    exit_codes.hush_renamings()
+    exit_codes.silence_rename_warnings()
     try:
         side(Gate(connection, device), *arguments)
         connection.send("it ended before its last turn")

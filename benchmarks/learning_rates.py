@@ -108,4 +108,4 @@ def table(lines: list[dict[str, Any]]) -> Table:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_codes.guarded(main, "--debug" in sys.argv))
+    sys.exit(exit_codes.exit_code_of(main, "--debug" in sys.argv))

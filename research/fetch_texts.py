@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from granite_scu.cli.exit_codes import guarded
+from granite_scu.cli.exit_codes import exit_code_of
 from granite_scu.config.errors import UserError
 
 DEFAULT_FOLDER = Path("~/.cache/granite-scu/texts")
@@ -762,7 +762,7 @@ def fetch(names: list[str], folder: Path) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    return guarded(lambda: fetch(chosen(args.only), args.output_dir.expanduser()), args.debug)
+    return exit_code_of(lambda: fetch(chosen(args.only), args.output_dir.expanduser()), args.debug)
 
 
 if __name__ == "__main__":

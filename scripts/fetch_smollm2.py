@@ -22,7 +22,7 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from granite_scu.cli.exit_codes import guarded
+from granite_scu.cli.exit_codes import exit_code_of
 from granite_scu.config.errors import UserError
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import read_json, require_writable
@@ -133,7 +133,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    return guarded(lambda: fetch((args.out or default_folder(args.gguf_only)).expanduser(), args.gguf_only), args.debug)
+    return exit_code_of(
+        lambda: fetch((args.out or default_folder(args.gguf_only)).expanduser(), args.gguf_only), args.debug
+    )
 
 
 if __name__ == "__main__":

@@ -226,7 +226,7 @@ def run(argv: list[str] | None) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
-    return exit_codes.guarded(lambda: run(arguments), "--debug" in arguments, HOW_TO_CONTINUE)
+    return exit_codes.exit_code_of(lambda: run(arguments), "--debug" in arguments, HOW_TO_CONTINUE)
 
 
 if __name__ == "__main__":

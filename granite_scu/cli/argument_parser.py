@@ -76,7 +76,7 @@ class Parser(argparse.ArgumentParser):
             raise UserError(f"{_name(action)} {value}: must be one of {', '.join(map(str, action.choices))}")
 
     def add_debug(self, group: argparse._ArgumentGroup | None = None) -> None:
-        """The flag that error messages speak of; ``exit_codes.guarded`` is told whether it was given."""
+        """The flag that error messages speak of; ``exit_codes.exit_code_of`` is told whether it was given."""
         (group or self).add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from granite_scu import hardware
-from granite_scu.cli.yaml_files import checked, leaves, line_of, of_today, parse, read
+from granite_scu.cli.yaml_files import checked, leaves, line_of, parse, read, without_removed_settings
 from granite_scu.config import flags, settings, shipped
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
@@ -166,7 +166,7 @@ def of_file(name: str) -> Layer:
             along = ", ".join(sorted(path.stem for path in shipped.folder().glob("*.yaml")))
             raise UserError(f"--config {name}: there is no such file, and none of that name comes along ({along})")
     root = checked(name, text)
-    content = of_today(name, parse(text))
+    content = without_removed_settings(name, parse(text))
     values = dict(leaves(content))
     for key, value in values.items():
         check_key(key, origin, line_of(root, key), value)

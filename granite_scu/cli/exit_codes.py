@@ -54,7 +54,7 @@ _NO_HOME = "no home folder of this user is known, and a path needs it: set HOME,
 _NO_SUCH_HOME = "a path begins with ~ and no user of this machine is called what follows; write it out"
 
 
-def guarded(
+def exit_code_of(
     run: Callable[[], int], debug: bool, how_to_continue: str = HOW_TO_CONTINUE, wording: Callable[[str], str] = str
 ) -> int:
     """Call ``run``; an error, or somebody's stop, becomes one line and an exit code, with ``debug`` a traceback too.
@@ -69,7 +69,7 @@ def guarded(
         What ``run`` returned, 2 for a wrong request or its data, 1 for a run that failed, 130 for Ctrl-C, 143 for
         SIGTERM.
     """
-    hush_renamings()
+    silence_rename_warnings()
     os.environ["MPLBACKEND"] = "agg"  # pictures go into files; what else is named there may not exist
     open_what_is_closed()
     try:
@@ -145,7 +145,7 @@ def _lead_nowhere(stream: TextIO) -> None:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
-def hush_renamings() -> None:
+def silence_rename_warnings() -> None:
     """Leave out what libraries say of their own renamings in this process: it is for who calls them."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft|torch")
 

@@ -100,7 +100,7 @@ def prepare(request: Request | None = None, console: Console | None = None, **fl
         validate.check_what_is_there(request, writes=is_main())
     console = console or make_console()
     quiet(console)
-    exit_codes.hush_renamings()
+    exit_codes.silence_rename_warnings()
     return recipe.prepare(request, console)
 
 

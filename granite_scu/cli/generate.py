@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
     headings = (f"base: {base.name}", f"adapter: {options.run}")
     texts = {heading: partial(write, switch) for heading, switch in zip(headings, switches, strict=True)}
     wide = console.is_terminal and console.width >= generate.MIN_WIDTH
-    show = generate.beside if wide else generate.one_after_another
+    show = generate.print_side_by_side if wide else generate.print_in_turn
     if not talking:
         show(texts, console)
         return 0

@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     data = TextDataModule(config, seed=0)
     tokenizer = templates.of_data(loading.load_tokenizer(options.model), data.config)
     model = loading.known_config(options.model)
-    data.read(tokenizer, loading.rows_of(model), options.model)
+    data.read(tokenizer, loading.embedding_rows(model), options.model)
     usual = Usual(config.batch_size, TrainerConfig.accumulate_grad_batches, config.block_size)
     cut_to_fit(data, tokenizer, model, usual, "block_size" in names)
     begins = {"text_begins_with": tokenizer.decode(beginning(tokenizer))}

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace, data: DataConfig) -> int:
     model = options.model or BaseConfig.name
     check_model(model)
     tokenizer = templates.of_data(templates.with_template(loading.load_tokenizer(model), own), data)
-    rows = loading.rows_of(loading.known_config(model))
+    rows = loading.embedding_rows(loading.known_config(model))
     if files:
         text = general_text.of_files(files, data, tokenizer, asked.general_tokens, options.seed, rows=rows)
     else:

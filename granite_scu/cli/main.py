@@ -26,7 +26,7 @@ EXAMPLES = (
 def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit code."""
     arguments = without_local_rank(sys.argv[1:] if argv is None else list(argv))
-    return exit_codes.guarded(
+    return exit_codes.exit_code_of(
         lambda: _run(*arguments), "--debug" in arguments, how_to_continue=exit_codes.NOTHING_WRITTEN
     )
 

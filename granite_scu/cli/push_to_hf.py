@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None, name: str = "granite-scu publis
     """The command; returns its exit code: 2 for what must be changed first, 1 for what a second run may complete."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     token: list[str] = []  # once it is known, so that nothing that is printed holds it
-    return exit_codes.guarded(
+    return exit_codes.exit_code_of(
         lambda: _run(_parse(given, name), token),
         debug="--debug" in given,
         how_to_continue=hub.AGAIN,

@@ -157,7 +157,7 @@ def _open_files(request: Request) -> None:
     """Refuse text or an adapter to start from that are not there. Raises UserError."""
     check_data(request.data)
     if request.lora.adapter and not request.run.resume:  # a checkpoint has what it needs of the adapter
-        saved_adapter.lora_of(request.lora, saved_adapter.open_start(request.lora.adapter, request.base.name))
+        saved_adapter.lora_of(request.lora, saved_adapter.open_initial_adapter(request.lora.adapter, request.base.name))
 
 
 def _with_prediction(check: Check, request: Request, resolved: machine.Machine) -> Check:
@@ -275,7 +275,7 @@ def _flash_attention(asked: str, model: str, isolate: bool, device: Device, prec
     taken, refusal = attempt(machine.attention_for, asked, device.supports_flash, products, isolate)
     config, _ = attempt(_config_of, model)
     if config and not refusal:
-        taken, refusal = attempt(loading.fitting_attention, config, asked, taken)
+        taken, refusal = attempt(loading.choose_attention, config, asked, taken)
     ok = not refusal if needed else found is not None and device.supports_flash
     meaning = REFUSED if refusal else f"attention runs in {taken}"
     return Check("flash-attn", found or "not installed", ok, needed, meaning, refusal)
@@ -296,7 +296,7 @@ def _mamba_kernels(asked: str, deterministic: bool, model: str, device: str, pre
     sizes, _ = attempt(_mamba_sizes, model)
     if sizes is None or precision is None:
         return Check(name, found, True, needed, "not tried here: no Mamba-2 layers of known sizes, or no precision")
-    chosen, wrong = kernels.first_right(torch.device(device), WEIGHT_DTYPES[precision], sizes, asked)
+    chosen, wrong = kernels.first_correct(torch.device(device), WEIGHT_DTYPES[precision], sizes, asked)
     right = chosen is not kernels.TORCH
     meaning = (
         f"the layers run in {chosen.name}, which passed their self-check" if right else REFUSED if needed else ours
@@ -325,7 +325,7 @@ def _model(name: str) -> Check:
         return Check.of_run("base model", name, refusal, "")
     if (place := _place(name)) == "on the hub":
         return Check.of_run("base model", f"{name} ({place})", "", "is downloaded first")
-    return Check.of_run("base model", f"{name} ({place})", attempt(loading.outline, name)[1], "read from disk")
+    return Check.of_run("base model", f"{name} ({place})", attempt(loading.meta_model, name)[1], "read from disk")
 
 
 def _place(name: str) -> str:

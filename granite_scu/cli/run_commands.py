@@ -46,7 +46,7 @@ def main(arguments: list[str], name: str = "granite-scu train") -> int:
     command = name.split()[-1]
     writes = command in ("train", *DOTTED) and not {"--dry-run", "--check-requirements"} & set(arguments)
     how = {} if writes else {"how_to_continue": exit_codes.NOTHING_WRITTEN}
-    return exit_codes.guarded(lambda: _run(arguments, name), debug="--debug" in arguments, **how)
+    return exit_codes.exit_code_of(lambda: _run(arguments, name), debug="--debug" in arguments, **how)
 
 
 def build_parser(name: str) -> Parser:

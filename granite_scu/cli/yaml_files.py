@@ -90,7 +90,7 @@ def check_plain(path: Path, asked: Collection[str] = ()) -> dict[str, Any]:
     return content
 
 
-def of_today(name: str, content: Any) -> Any:
+def without_removed_settings(name: str, content: Any) -> Any:
     """What a file holds; where an earlier version wrote it, without what is no more.
 
     Raises:

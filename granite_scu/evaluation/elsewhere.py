@@ -101,7 +101,7 @@ class General:
 
 
 @dataclass(frozen=True, eq=False)
-class Tried:
+class GeneralAnswers:
     """What several models made of the general questions.
 
     Attributes:
@@ -131,7 +131,7 @@ def general_questions() -> list[General]:
     ]
 
 
-def try_out(
+def ask_general(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     switches: Mapping[str, Switch],
@@ -139,7 +139,7 @@ def try_out(
     *,
     seconds: float = math.inf,
     shown: Callable[[list[Sequence[Question]]], Iterable[Sequence[Question]]] = iter,
-) -> Tried:
+) -> GeneralAnswers:
     """Ask the first ``count`` general questions, and score their known answers. The rest is as of ``answers.ask``.
 
     Where the first of ``switches``, the base model, has none of the first answers right, no more are asked for: what a
@@ -162,7 +162,7 @@ def try_out(
         for name, found in written(model, tokenizer, some, switches, seconds=left, shown=progress).items():
             rows[name] += found
         answers = {name: [_words(row, tokenizer) for row in each] for name, each in rows.items()}
-        tried = Tried(general, answers, nats, np.array([len(question.answer) for question in questions]))
+        tried = GeneralAnswers(general, answers, nats, np.array([len(question.answer) for question in questions]))
         if len(rows[first]) < len(some) or not tried.knows(first):
             break
     pairs = zip(questions[:DRIFT_ON], rows[first], strict=False)
@@ -258,15 +258,15 @@ def nats_of_answers(model: PreTrainedModel, questions: Sequence[Question], paddi
     return np.array(found)
 
 
-def together(before: Tried, after: Tried, name: str, other: str) -> Tried:
+def together(before: GeneralAnswers, after: GeneralAnswers, name: str, other: str) -> GeneralAnswers:
     """What two models made of the same questions, by their names: of both the answers that both gave."""
     n = min(len(before.answers[name]), len(after.answers[other]))
     answers = {name: before.answers[name][:n], other: after.answers[other][:n]}
     nats, drifts = {name: before.nats[name], other: after.nats[other]}, after.drifts if before is after else {}
-    return Tried(before.questions, answers, nats, before.tokens, drifts)
+    return GeneralAnswers(before.questions, answers, nats, before.tokens, drifts)
 
 
-def records(tried: Tried, before: str, after: str) -> list[dict[str, Any]]:
+def records(tried: GeneralAnswers, before: str, after: str) -> list[dict[str, Any]]:
     """A record for each question, for ``elsewhere.json``; without answers where the time ran out."""
     answers = list(zip(tried.answers[before], tried.answers[after], strict=True))
     found = []
@@ -287,7 +287,7 @@ def records(tried: Tried, before: str, after: str) -> list[dict[str, Any]]:
     return found
 
 
-def summary(tried: Tried, before: str, after: str) -> dict[str, Any]:
+def summary(tried: GeneralAnswers, before: str, after: str) -> dict[str, Any]:
     """How the answers and the bits changed, for ``scu_metrics.json``.
 
     Returns:

@@ -115,7 +115,7 @@ Texts = dict[str, Callable[[Callable[[str], None]], None]]
 """What writes each text, by its heading: it is given where the pieces go."""
 
 
-def beside(texts: Texts, console: Console) -> None:
+def print_side_by_side(texts: Texts, console: Console) -> None:
     """Show texts in columns of a terminal; while they grow only what fits, in the end the whole."""
     grown = dict.fromkeys(texts, "")
 
@@ -135,7 +135,7 @@ def beside(texts: Texts, console: Console) -> None:
     console.print(columns())
 
 
-def one_after_another(texts: Texts, console: Console) -> None:
+def print_in_turn(texts: Texts, console: Console) -> None:
     """Write texts as they come, below their headings: into a file or pipe, or where columns would be too narrow."""
     for number, (heading, write) in enumerate(texts.items()):
         print(f"{chr(10) if number else ''}{heading}", flush=True)

@@ -79,7 +79,7 @@ class Merger:
         self.source = finding.download(base.name)
         self.shards = {file.name: _tensors_of(file) for file in weight_files(self.source, base.name)}
         # What a QLoRA run holds in 4 bits.
-        self.quantised = set(linear_layers(loading.outline(base.name))) if base.quantize_4bit else set()
+        self.quantised = set(linear_layers(loading.meta_model(base.name))) if base.quantize_4bit else set()
         adapted = {layer: update.weight for layer, update in self.updates.items()}
         weights = {layer: f"{layer}.weight" for layer in self.quantised} | adapted
         self.weight_names = {self._stored(weight): layer for layer, weight in weights.items()}

@@ -106,7 +106,7 @@ def allowed() -> int:
     return cores if quota == "max" else max(1, min(cores, math.floor(int(quota) / int(period))))
 
 
-def threads_beside(others: float, cores: int) -> int:
+def threads_left(others: float, cores: int) -> int:
     """Threads that each have a core to themselves, where others keep ``others`` of ``cores`` busy; at least one."""
     return max(1, min(cores, math.floor(cores - others + SPARE)))
 
@@ -119,7 +119,7 @@ class _Reading(NamedTuple):
     own: float
 
 
-class OtherLoad:
+class CompetingLoad:
     """How many cores other processes keep busy, of those that this one may use."""
 
     def __init__(self) -> None:

@@ -53,13 +53,13 @@ def measure(
         adapted: (out, in, rank) of each adapted matrix, where the adapters are there already.
     """
     config = loading.known_config(name)
-    key = [code_versions(), config.to_json_string(), loading.weights_here(name, config), repr(lora), block_size]
+    key = [code_versions(), config.to_json_string(), loading.local_weights(name, config), repr(lora), block_size]
     shapes = None if adapted is None else [list(matrix) for matrix in adapted]
     return kept("sizes.json", [*key, shapes], lambda: asdict(_count(name, lora, block_size, adapted)), _size)
 
 
 def _count(name: str, lora: LoraConfig, block_size: int, adapted: Sequence[tuple[int, int, int]] | None) -> Size:
-    model = loading.outline(name)
+    model = loading.meta_model(name)
     config = model.config
     shapes = adapters.shapes(model, lora) if adapted is None else list(adapted)
     trained = _weights(shapes)

@@ -100,20 +100,20 @@ def untested(name: str) -> str | None:
     return None if kind in TESTED_TYPES else tested
 
 
-def outline(name: str) -> PreTrainedModel:
+def meta_model(name: str) -> PreTrainedModel:
     """The model without memory; where its weights are on this machine, they are proved to be what it is made of.
 
     Raises:
         UserError: as ``load_model_config``, or the weights are missing, damaged or of another model.
     """
     config = known_config(name)
-    if weights_here(name, config) is not None:
+    if local_weights(name, config) is not None:
         return _read(name, device_map="meta")
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
 
 
-def weights_here(name: str, config: PretrainedConfig) -> list[list[Any]] | None:
+def local_weights(name: str, config: PretrainedConfig) -> list[list[Any]] | None:
     """What changes where the weights on this machine do: their files, with sizes and times; None without any."""
     folder = Path(resolve(name))
     if name == BaseConfig.name or not has_weights(folder) or quantised_by(config):
@@ -141,7 +141,7 @@ def _read(name: str, **how: Any) -> PreTrainedModel:
     return model
 
 
-def rows_of(config: PretrainedConfig) -> int | None:
+def embedding_rows(config: PretrainedConfig) -> int | None:
     """Tokens that a model has an embedding for; None where its configuration does not say."""
     return getattr(config.get_text_config(), "vocab_size", None)
 
@@ -153,7 +153,7 @@ def max_positions(config: PretrainedConfig) -> int | None:
     return getattr(config, "max_position_embeddings", None) if rotary else None
 
 
-def fitting_attention(config: PretrainedConfig, asked: str, taken: str) -> str:
+def choose_attention(config: PretrainedConfig, asked: str, taken: str) -> str:
     """The attention implementation that a model runs in.
 
     Args:
@@ -193,7 +193,7 @@ def load_model(
         UserError: unknown model, attention that it lacks, 4 bits without bitsandbytes, or no compiled kernels where
             they are insisted on.
     """
-    attention = fitting_attention(known_config(config.name), config.attention, attention)
+    attention = choose_attention(known_config(config.name), config.attention, attention)
     kwargs: dict = {"dtype": dtype, "attn_implementation": attention}
     if config.quantize_4bit:
         if find_spec("bitsandbytes") is None:

@@ -140,7 +140,7 @@ def _extrapolated(config: PretrainedConfig, setting: Setting, batch_size: int) -
 
 def _simulate(config: PretrainedConfig, setting: Setting) -> Footprint:
     # flash-attn keeps what SDPA's kernels keep
-    attention = loading.fitting_attention(config, "auto", "eager" if setting.base.attention == "eager" else "sdpa")
+    attention = loading.choose_attention(config, "auto", "eager" if setting.base.attention == "eager" else "sdpa")
     config = copy.deepcopy(config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=setting.dtype, attn_implementation=attention)

@@ -108,7 +108,7 @@ class SavedAdapter:
         """
         stored = self._shapes()
         config = copy.copy(self.config)
-        model = loading.outline(base_name)
+        model = loading.meta_model(base_name)
         allowed = {*linear_layers(model), *experts.stacks(model)}
         try:
             peft.inject_adapter_in_model(config, model, ADAPTER, low_cpu_mem_usage=True)
@@ -303,7 +303,7 @@ class InitialAdapter:
         return {"adapter": self.name, "sha256": self.sha256}
 
 
-def open_start(path: str, base_name: str) -> InitialAdapter:
+def open_initial_adapter(path: str, base_name: str) -> InitialAdapter:
     """The adapter in a folder, proved to fit the base without loading that.
 
     Raises:
@@ -332,9 +332,9 @@ def from_checkpoint(folder: Path, path: str, base_name: str, frozen: Mapping[str
         frozen: what the checkpoint says of the run that it is of.
 
     Raises:
-        UserError: as of ``open_start``.
+        UserError: as of ``open_initial_adapter``.
     """
-    start = open_start(str(folder), base_name)
+    start = open_initial_adapter(str(folder), base_name)
     return replace(start, name=_name(path), sha256=str(frozen.get(SHA256)))
 
 

@@ -80,7 +80,7 @@ def measure(config: PretrainedConfig, setting: memory.Setting) -> Pace:
     """The same as ``on_cpu``, neither looked up nor kept."""
     rows, config = config.vocab_size, copy.deepcopy(config)
     config.vocab_size, config.pad_token_id = min(rows, ROWS), None
-    attention = loading.fitting_attention(config, "auto", "eager" if setting.base.attention == "eager" else "sdpa")
+    attention = loading.choose_attention(config, "auto", "eager" if setting.base.attention == "eager" else "sdpa")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=setting.dtype, attn_implementation=attention)
         chosen, left_out = memory.cut(model)

@@ -39,7 +39,7 @@ class Base(NamedTuple):
     @property
     def rows(self) -> int | None:
         """Of its embedding; None where nobody knows."""
-        return loading.rows_of(self.config)
+        return loading.embedding_rows(self.config)
 
     def growth(self, request: Request, n_tokens: int) -> float | None:
         """G of ``control.diagnostics.ceiling``: how far the adapters can move.
@@ -97,7 +97,7 @@ def settle_machine(
     machine = machines.resolve_request(request, card)
     if not card:
         kernels.check(machine.kernels, machine.accelerator)
-    attention = loading.fitting_attention(config, request.base.attention, machine.attention)
+    attention = loading.choose_attention(config, request.base.attention, machine.attention)
     if attention != machine.attention:
         log.info("--attn auto: %s, as %s models have no %s", attention, config.model_type, machine.attention)
     if warning := presets.mismatch(request.hardware, machine.device):
@@ -111,4 +111,4 @@ def _open_start(path: str | None, base: str, resume: Resume | None) -> saved_ada
         return None
     if resume and not Path(path).expanduser().is_dir():  # the checkpoint has all that is needed of it
         return saved_adapter.from_checkpoint(resume.path, path, base, resume.state["frozen"])
-    return saved_adapter.open_start(path, base)
+    return saved_adapter.open_initial_adapter(path, base)

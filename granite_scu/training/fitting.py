@@ -45,7 +45,7 @@ def fit_to_text(
     Raises:
         UserError: the text cannot be read, makes no blocks, or holds nothing out for what needs it.
     """
-    data.read(tokenizer, loading.rows_of(config), request.base.name)
+    data.read(tokenizer, loading.embedding_rows(config), request.base.name)
     if controller:
         request = replace(request, given=request.given | {"control.controller"})
     request, chosen = fitted(request, data, tokenizer, config, processes)

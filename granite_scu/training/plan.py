@@ -17,7 +17,7 @@ from granite_scu.model import loading, memory, step_time
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.training import memory_budget
 from granite_scu.training.callbacks.samples import MAX_SECONDS
-from granite_scu.training.preflight import doubts, out_of_proportion, out_of_reach
+from granite_scu.training.preflight import out_of_proportion, out_of_reach, run_warnings
 from granite_scu.training.prepared_run import PreparedRun, validations
 
 OF_MEASURED, OF_PRINTED = 0.3, 0.2
@@ -94,7 +94,7 @@ def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
         "s_ceiling_estimate": None if run.s_ceiling is None else float(f"{run.s_ceiling:.3g}"),
         **({"target_s_advice": "; ".join(warnings)} if (warnings := out_of_reach(run)) else {}),
         "chosen": run.chosen,
-        "advice": [*out_of_proportion(run.request, length.steps, passes), *doubts(run)],
+        "advice": [*out_of_proportion(run.request, length.steps, passes), *run_warnings(run)],
         **_memory_facts(request, machine),
         "time_s_estimate": None if seconds is None else round(seconds),
         "questions_s_at_most": _of_questions(run),

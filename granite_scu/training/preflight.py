@@ -149,7 +149,7 @@ def _no_validation(every: int | None, steps: int) -> str | None:
     )
 
 
-def doubts(run: PreparedRun) -> list[str]:
+def run_warnings(run: PreparedRun) -> list[str]:
     """What nobody has tried of the run, or what is too little to rely on; a line each."""
     follows = f"--target-s auto: {moved_by(run)}" if run.controller.needs_slopes and _is_doubtful(run) else None
     return [line for line in (untested(run.request.base.name), follows, _few_held_out(run)) if line]

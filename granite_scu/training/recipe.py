@@ -24,7 +24,7 @@ from granite_scu.training.loggers import RunLogger, logging_to
 from granite_scu.training.output_folder import is_main, locked_run_folder, open_run_folder
 from granite_scu.training.preflight import announce
 from granite_scu.training.prepared_run import PreparedRun, build_module, length_of
-from granite_scu.training.resume import as_before, attribute_errors_to_checkpoint, open_checkpoint
+from granite_scu.training.resume import attribute_errors_to_checkpoint, open_checkpoint, with_checkpoint_settings
 from granite_scu.training.trainer import given_objects
 
 
@@ -59,7 +59,7 @@ def prepare(
     folder = RunFolder(request.run.output_dir)
     resume = open_checkpoint(folder, request.run.resume)
     if resume:
-        request = as_before(request, resume)
+        request = with_checkpoint_settings(request, resume)
 
     # The model, not yet loaded, and the machine: what is wrong with the request itself has been said by then.
     request, base = open_base(request, resume, tokenizer)

@@ -83,7 +83,7 @@ AS_BEFORE = (*FITTED, "data.on_long", "drift.max_drift")
 """Settings that a run which continues keeps."""
 
 
-def as_before(request: Request, resume: Resume) -> Request:
+def with_checkpoint_settings(request: Request, resume: Resume) -> Request:
     """The request with what is not given, of what was fitted to the data, as the checkpoint's run had it.
 
     Its length counts as given as well, unless steps or epochs are.

@@ -265,7 +265,7 @@ class ShardedBase(DDPStrategy):
     def model_to_device(self) -> None:
         module = self.lightning_module
         assert module is not None
-        share_out(module.language_model.base_model, self._mesh())  # before it moves: no device has to hold the whole
+        shard(module.language_model.base_model, self._mesh())  # before it moves: no device has to hold the whole
         elsewhere = [name for name, parameter in module.named_parameters() if isinstance(parameter, DTensor)]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, elsewhere)
         super().model_to_device()
@@ -275,7 +275,7 @@ class ShardedBase(DDPStrategy):
         return init_device_mesh(self.root_device.type, shape)
 
 
-def share_out(decoder: torch.nn.Module, mesh: DeviceMesh) -> None:
+def shard(decoder: torch.nn.Module, mesh: DeviceMesh) -> None:
     """Have every layer's frozen weights shared out over the last dimension of ``mesh``, once.
 
     Args:

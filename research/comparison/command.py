@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from granite_scu.cli.argument_parser import Parser, hyphenated
 from granite_scu.cli.console import WIDE, make_console, quiet
-from granite_scu.cli.exit_codes import guarded
+from granite_scu.cli.exit_codes import exit_code_of
 from granite_scu.config import settings
 from granite_scu.config.errors import UserError
 from granite_scu.storage.run_folder import require_writable
@@ -92,7 +92,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     """
     how_to_continue = "the runs under way are lost, those finished are kept; the same command continues"
     given = [hyphenated(argument) for argument in arguments]
-    return guarded(lambda: _run(build_parser().parse_args(given), root), "--debug" in given, how_to_continue)
+    return exit_code_of(lambda: _run(build_parser().parse_args(given), root), "--debug" in given, how_to_continue)
 
 
 def _run(options: argparse.Namespace, root: Path) -> int:
@@ -162,7 +162,7 @@ def silence() -> None:
 
     torch.set_num_threads(1)
     quiet(make_console(stderr=True))
-    exit_codes.hush_renamings()
+    exit_codes.silence_rename_warnings()
     logging.getLogger("granite_scu").setLevel(logging.WARNING)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
 

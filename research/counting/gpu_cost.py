@@ -148,4 +148,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_codes.guarded(main, "--debug" in sys.argv, exit_codes.NOTHING_KEPT))
+    sys.exit(exit_codes.exit_code_of(main, "--debug" in sys.argv, exit_codes.NOTHING_KEPT))

@@ -40,7 +40,7 @@ def _switch(word: str) -> bool:
 
 def main(arguments: list[str]) -> int:
     """The command; returns the exit code."""
-    return exit_codes.guarded(lambda: _run(arguments), "--debug" in arguments)
+    return exit_codes.exit_code_of(lambda: _run(arguments), "--debug" in arguments)
 
 
 def _run(arguments: list[str]) -> int:

@@ -7,4 +7,4 @@ from research.tracking.command import main
 
 if __name__ == "__main__":
     again = "with --results, the runs that are finished are kept and the same command goes on"
-    sys.exit(exit_codes.guarded(main, "--debug" in sys.argv, again))
+    sys.exit(exit_codes.exit_code_of(main, "--debug" in sys.argv, again))

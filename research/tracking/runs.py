@@ -116,7 +116,7 @@ def run_all(
     with (
         Progress(*columns, console=console) as progress,
         tempfile.TemporaryDirectory() as scratch,
-        workers(min(jobs, len(missing) or 1), exit_codes.hush_renamings) as pool,
+        workers(min(jobs, len(missing) or 1), exit_codes.silence_rename_warnings) as pool,
     ):
         task = progress.add_task("runs", total=len(found) + len(missing), completed=len(found))
         pending = {pool.submit(run_cell, cell, Path(scratch)): cell for cell in missing}

@@ -51,7 +51,7 @@ def test_every_cell_has_a_name_of_its_own_and_is_known_again_in_its_line():
 
 def test_a_line_without_a_finished_run_is_refused(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["drift.py", "--results", str(tmp_path / "none"), "--table", "holds"])
-    assert exit_codes.guarded(drift.main, False) == 2
+    assert exit_codes.exit_code_of(drift.main, False) == 2
     assert "no finished run" in capsys.readouterr().err
 
 

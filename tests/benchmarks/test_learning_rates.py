@@ -18,7 +18,7 @@ LINE = {
 
 def command(monkeypatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["learning_rates.py", *arguments])
-    return exit_codes.guarded(learning_rates.main, False)
+    return exit_codes.exit_code_of(learning_rates.main, False)
 
 
 @pytest.mark.parametrize(

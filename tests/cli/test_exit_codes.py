@@ -47,7 +47,7 @@ def test_an_exception_becomes_an_exit_code_and_one_line(error, code, words, caps
     def run():
         raise error
 
-    assert exit_codes.guarded(run, debug=False) == code
+    assert exit_codes.exit_code_of(run, debug=False) == code
     printed = capsys.readouterr().err
     assert words in printed
     assert printed.startswith("error: ") != (code > 128)  # what somebody asked for is none
@@ -62,7 +62,7 @@ def test_a_home_that_is_not_known_is_told_from_a_user_that_is_not(monkeypatch, h
     if home:
         monkeypatch.setenv("HOME", home)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as where nobody's home is known
-    assert exit_codes.guarded(lambda: Path.home() and 0, debug=False) == 2
+    assert exit_codes.exit_code_of(lambda: Path.home() and 0, debug=False) == 2
     assert words in capsys.readouterr().err
 
 
@@ -102,5 +102,5 @@ def test_a_thread_that_cannot_write_prints_no_traceback(capsys, monkeypatch):
 
     monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # pytest has one of its own
     for debug, lines in ((False, 0), (True, 1)):
-        assert exit_codes.guarded(run, debug) == 0
+        assert exit_codes.exit_code_of(run, debug) == 0
         assert capsys.readouterr().err.count("Traceback") == lines

@@ -196,12 +196,12 @@ def test_installed_kernels_are_tried_at_the_models_sizes(machine, hub, monkeypat
     hub()
     theirs, tried = Kernels("theirs", TORCH.scan, TORCH.conv), []
 
-    def first_right(device, dtype, sizes, request):
+    def first_correct(device, dtype, sizes, request):
         tried.append((device.type, dtype, sizes))
         return (theirs, []) if right else (TORCH, ["fla-core 0.6.0 failed its self-check (NaN)"])
 
     monkeypatch.setattr(requirements.kernels, "installed", lambda request: {"fla-core": "0.6.0"})
-    monkeypatch.setattr(requirements.kernels, "first_right", first_right)
+    monkeypatch.setattr(requirements.kernels, "first_correct", first_correct)
     checks = check_requirements(wanted("cuda", **settings))
     assert found(checks, "Mamba-2 kernels").meaning == meaning
     assert can_start(checks) is starts

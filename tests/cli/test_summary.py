@@ -10,7 +10,7 @@ from rich.console import Console
 
 from granite_scu.cli.summary import print_summary, which_adapter
 from granite_scu.control.diagnostics.metrics import summarise
-from granite_scu.control.diagnostics.reachability import Reachability, Sight
+from granite_scu.control.diagnostics.reachability import Observation, Reachability
 
 
 def summary_of(**more) -> dict:
@@ -76,7 +76,7 @@ def test_the_summary_claims_a_setpoint_only_where_s_came_to_it(sights, s_ema, wo
     law = Reachability(0.5)
     state = law.init()
     for step, s in sights or []:
-        state = law.update(state, Sight(step, s, 1.0, s / (1 - s), False, False, 0.3, 1e-3 * step, 1.0))
+        state = law.update(state, Observation(step, s, 1.0, s / (1 - s), False, False, 0.3, 1e-3 * step, 1.0))
     found = None if sights is None else law.summary(state, 1e-4, 1e6)
     ticks = [
         {"step": step, "s_ema": s, "s_target": 0.5, "lambda": 1.0, "saturated": False, "held": False}

@@ -11,7 +11,14 @@ from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.evaluation import elsewhere
 from granite_scu.evaluation.answers import questions_of
-from granite_scu.evaluation.elsewhere import General, Tried, general_questions, nats_of_answers, summary, try_out
+from granite_scu.evaluation.elsewhere import (
+    General,
+    GeneralAnswers,
+    ask_general,
+    general_questions,
+    nats_of_answers,
+    summary,
+)
 from granite_scu.evaluation.general_text import Document
 from granite_scu.model import adapters
 from granite_scu.model.loading import load_model, load_tokenizer
@@ -67,7 +74,7 @@ def test_a_model_is_scored_on_the_known_answers_and_asked_until_it_is_seen_to_kn
         tokenizer = load_tokenizer(TINY_MODEL)
         tokenizer.chat_template = None
     switches = {"base": model.disable_adapter, "adapter": nullcontext}
-    tried = try_out(model.get_base_model(), tokenizer, switches, 4)
+    tried = ask_general(model.get_base_model(), tokenizer, switches, 4)
     assert len(tried.questions) == 4 == len(tried.nats["base"])
     assert len(tried.answers["base"]) == len(tried.answers["adapter"]) == 2
     assert tried.answers["base"] != tried.answers["adapter"] and (tried.nats["base"] != tried.nats["adapter"]).all()
@@ -79,7 +86,7 @@ def test_a_question_that_the_template_refuses_is_left_out_and_named(model, caplo
     tokenizer = load_tokenizer(TINY_MODEL)
     refusing = "{% if 'France' in messages[0].content %}{{ raise_exception('no politics') }}{% endif %}"
     tokenizer.chat_template = refusing + tokenizer.chat_template
-    tried = try_out(model.get_base_model(), tokenizer, {"base": model.disable_adapter}, 3)
+    tried = ask_general(model.get_base_model(), tokenizer, {"base": model.disable_adapter}, 3)
     every = [each.question for each in general_questions()[:3]]
     assert [each.question for each in tried.questions] == [each for each in every if "France" not in each] != every
     assert len(tried.nats["base"]) == 2
@@ -121,11 +128,11 @@ def test_drift_is_the_kl_where_the_base_answers_over_the_entropy_there(model, mo
     assert found == pytest.approx((kl * bits, entropy * bits, 4), rel=1e-4)
 
 
-def tried(before: str, after: str, more_nats: float = 0.0) -> Tried:
+def tried(before: str, after: str, more_nats: float = 0.0) -> GeneralAnswers:
     """Of questions whose answer is yes: y is a right answer, n a wrong one; 10 tokens each, and 7 nats or some more."""
     said = {"y": "Yes.", "n": "No."}
     noise = np.linspace(-0.1, 0.1, len(before))
-    return Tried(
+    return GeneralAnswers(
         [General(f"{number}?", "yes", ("yes",)) for number in range(len(before))],
         {"base": [said[each] for each in before], "adapter": [said[each] for each in after]},
         {"base": np.full(len(before), 7.0), "adapter": 7.0 + noise + more_nats},

@@ -167,7 +167,7 @@ def test_more_tokens_than_the_model_has_positions_are_refused(tokenizer):
 def test_in_a_terminal_the_texts_stand_beside_one_another():
     console = Console(file=io.StringIO(), force_terminal=True, width=60, height=20, color_system=None)
     texts = {"base: a": lambda sink: sink("one"), "adapter: [b]": lambda sink: [sink("tw"), sink("o\nlines")]}
-    generation.beside(texts, console)
+    generation.print_side_by_side(texts, console)
     last = console.file.getvalue().rsplit("┏", 1)[1]
     rows = [[cell.strip() for cell in row.strip("┃│").replace("┃", "│").split("│")] for row in last.splitlines()]
     assert ["base: a", "adapter: [b]"] in rows
@@ -177,7 +177,7 @@ def test_in_a_terminal_the_texts_stand_beside_one_another():
 
 def test_into_a_pipe_they_come_one_after_another(capsys):
     texts = {"base: a": lambda sink: sink("one"), "adapter: b": lambda sink: [sink("tw"), sink("o")]}
-    generation.one_after_another(texts, Console())
+    generation.print_in_turn(texts, Console())
     assert capsys.readouterr().out == "base: a\none\n\nadapter: b\ntwo\n"
 
 

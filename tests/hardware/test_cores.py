@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from granite_scu.hardware import detection as cores
-from granite_scu.hardware.detection import OtherLoad, _Reading, allowed, threads_beside
+from granite_scu.hardware.detection import CompetingLoad, _Reading, allowed, threads_left
 
 
 @pytest.mark.parametrize(
@@ -39,17 +39,17 @@ def test_a_containers_quota_counts_beside_the_affinity(tmp_path, monkeypatch, qu
     [(0.0, 2, 2), (0.3, 2, 2), (0.5, 2, 1), (1.0, 2, 1), (2.0, 2, 1), (7.0, 2, 1), (1.0, 16, 15), (0.2, 1, 1)],
 )
 def test_a_thread_is_given_up_for_each_core_that_others_keep_busy(others, count, threads):
-    assert threads_beside(others, count) == threads
+    assert threads_left(others, count) == threads
 
 
 @given(st.floats(0, 300), st.floats(0, 300), st.integers(1, 256))
 def test_more_load_never_means_more_threads(one, other, count):
     less, more = sorted([one, other])
-    assert 1 <= threads_beside(more, count) <= threads_beside(less, count) <= count
+    assert 1 <= threads_left(more, count) <= threads_left(less, count) <= count
 
 
 def test_what_this_process_and_its_children_use_is_not_others(monkeypatch):
-    load = OtherLoad()
+    load = CompetingLoad()
     readings = iter([_Reading(10.0, 100.0, 40.0), _Reading(14.0, 107.0, 44.0), _Reading(16.0, 108.0, 47.0)])
     monkeypatch.setattr(load, "_read", lambda: next(readings))
     load._last = next(readings)
@@ -62,7 +62,7 @@ def test_a_process_that_spins_is_seen():
     line = f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
     number = int(subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True).stdout)
     try:
-        load = OtherLoad()
+        load = CompetingLoad()
         time.sleep(1)
         assert load.read() > 0.3
     finally:

@@ -54,7 +54,7 @@ def from_adapter(adapter, small_granite, make_module):
     """Builds modules that start from it."""
 
     def make(**arguments):
-        start = saved_adapter.open_start(str(adapter), small_granite)
+        start = saved_adapter.open_initial_adapter(str(adapter), small_granite)
         lora = saved_adapter.lora_of(LoraConfig(adapter=str(adapter)), start)
         return make_module(lora={"rank": lora.rank, "alpha": lora.alpha}, start=start, **arguments)
 
@@ -113,7 +113,7 @@ def test_only_the_factors_of_now_are_trained_and_saved(from_adapter, small_grani
     names = load_file(tmp_path / "again" / saved_adapter.WEIGHTS)
     assert all(".lora_A." in name or ".lora_B." in name for name in names)
     assert (
-        saved_adapter.open_start(str(tmp_path / "again"), small_granite).adapter.config.r == 3
+        saved_adapter.open_initial_adapter(str(tmp_path / "again"), small_granite).adapter.config.r == 3
     )  # and so on from there
 
 
@@ -221,7 +221,7 @@ def test_the_ceiling_on_what_it_takes_lies_above_it_and_not_out_of_sight(from_ad
     ],
 )
 def test_a_setting_that_the_adapter_has_otherwise_is_refused_with_both_values(adapter, small_granite, asked, words):
-    start = saved_adapter.open_start(str(adapter), small_granite)
+    start = saved_adapter.open_initial_adapter(str(adapter), small_granite)
     with pytest.raises(UserError) as refused:
         saved_adapter.lora_of(LoraConfig(**asked), start)
     has = {"rank": "has 3", "alpha": "has 7", "targets": "has in_proj, input_linear, q_proj"}
@@ -231,7 +231,7 @@ def test_a_setting_that_the_adapter_has_otherwise_is_refused_with_both_values(ad
 
 
 def test_what_is_not_asked_for_is_the_adapters(adapter, small_granite):
-    start = saved_adapter.open_start(str(adapter), small_granite)
+    start = saved_adapter.open_initial_adapter(str(adapter), small_granite)
     found = saved_adapter.lora_of(LoraConfig(rank=3, dropout=0.1), start)
     assert (found.rank, found.alpha, found.targets, found.dropout) == (3, 7.0, sorted(TARGETS), 0.1)
     assert LoraConfig().resolved() == LoraConfig(rank=16, alpha=32.0)
@@ -251,7 +251,7 @@ def test_a_base_that_was_held_otherwise_is_said(adapter, small_granite, then, no
         (adapter / saved_adapter.TRAINING_CONFIG).write_text(
             json.dumps({"base": {"name": small_granite, "quantize_4bit": then}})
         )
-    found = saved_adapter.open_start(str(adapter), small_granite).mismatch(now)
+    found = saved_adapter.open_initial_adapter(str(adapter), small_granite).mismatch(now)
     assert re.search(words, found) if words else found is None
 
 
@@ -276,7 +276,7 @@ def test_what_acts_on_the_whole_update_is_refused_with_a_reason():
 def test_adapters_that_cannot_be_gone_on_with(adapter, small_granite, tmp_path):
     def refusal() -> str:
         with pytest.raises(UserError) as refused:
-            saved_adapter.open_start(str(adapter), small_granite)
+            saved_adapter.open_initial_adapter(str(adapter), small_granite)
         assert str(refused.value).startswith(f"--adapter {adapter}: ")
         return str(refused.value)
 
@@ -302,4 +302,4 @@ def test_adapters_that_cannot_be_gone_on_with(adapter, small_granite, tmp_path):
     assert "damaged" in refusal()
     (adapter / saved_adapter.ADAPTER_CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": "a/b"}))
     with pytest.raises(UserError, match="was trained on a/b, and not on --model c/d"):
-        saved_adapter.open_start(str(adapter), "c/d")
+        saved_adapter.open_initial_adapter(str(adapter), "c/d")

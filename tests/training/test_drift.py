@@ -13,7 +13,7 @@ from granite_scu.config.settings import TINY_MODEL
 from granite_scu.model import kl_divergence
 from granite_scu.model.drift import GeneralPart, Turns
 from granite_scu.model.loading import WEIGHT_DTYPES
-from granite_scu.model.saved_adapter import open_start
+from granite_scu.model.saved_adapter import open_initial_adapter
 from granite_scu.storage.checkpoint import save_adapter
 from granite_scu.training.module import GraniteModule
 
@@ -99,7 +99,7 @@ def from_adapter(make_module, tmp_path):
     first = make_module()
     give_size(first, 0.1)
     save_adapter(first.model, tmp_path / "adapter", first.base.name)
-    return {"start": open_start(str(tmp_path / "adapter"), first.base.name)}
+    return {"start": open_initial_adapter(str(tmp_path / "adapter"), first.base.name)}
 
 
 @pytest.mark.parametrize("case", ["plain", "checkpointed", "another head", "from an adapter", "experts"])

@@ -13,7 +13,7 @@ from granite_scu.control.laws.base import Slopes
 from granite_scu.control.slopes import SlopeSensor
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.modes import without_dropout
-from granite_scu.model.saved_adapter import open_start
+from granite_scu.model.saved_adapter import open_initial_adapter
 from granite_scu.storage.checkpoint import save_adapter
 
 LN2 = 0.6931471805599453
@@ -143,7 +143,7 @@ def test_from_an_adapter_they_are_along_the_way_from_it(make_module, fit, make_b
     first = make_module(optimizer=FAST)
     fit(first, make_batches(3, seed=2))
     save_adapter(first.model, tmp_path / "adapter", first.base.name)
-    start = open_start(str(tmp_path / "adapter"), first.base.name)
+    start = open_initial_adapter(str(tmp_path / "adapter"), first.base.name)
     reader = Reader(make_batches(2, seed=1))
     module = make_module(optimizer=FAST, measures_slopes=True, start=start)
     fit(module, make_batches(4), callbacks=[reader], precision="64-true")

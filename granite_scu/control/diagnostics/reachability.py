@@ -25,7 +25,7 @@ Side = Literal["below", "above"]
 
 
 @dataclass(frozen=True)
-class Sight:
+class Observation:
     """What a tick showed.
 
     Attributes:
@@ -72,7 +72,7 @@ class ReachabilityState:
         still: ticks in a row whose ``recent`` ones show no growth and no fall.
     """
 
-    recent: tuple[Sight, ...] = ()
+    recent: tuple[Observation, ...] = ()
     side: Side | None = None
     since: int | None = None
     doubts: int = 0
@@ -132,9 +132,9 @@ class Reachability:
 
     def restore(self, mapping: Mapping[str, Any]) -> ReachabilityState:
         """The state that ``dataclasses.asdict`` turned into ``mapping``."""
-        return ReachabilityState(**{**mapping, "recent": tuple(Sight(**sight) for sight in mapping["recent"])})
+        return ReachabilityState(**{**mapping, "recent": tuple(Observation(**sight) for sight in mapping["recent"])})
 
-    def update(self, state: ReachabilityState, sight: Sight | None) -> ReachabilityState:
+    def update(self, state: ReachabilityState, sight: Observation | None) -> ReachabilityState:
         """One tick; None stands for one without a valid measurement, which says nothing."""
         if sight is None:
             return state
@@ -157,7 +157,7 @@ class Reachability:
             return replace(state, side=None, since=None, doubts=0)
         return replace(state, doubts=doubts)
 
-    def _judge(self, recent: tuple[Sight, ...], at_rest: bool) -> Side | None:
+    def _judge(self, recent: tuple[Observation, ...], at_rest: bool) -> Side | None:
         if len(recent) < self.patience:
             return None
         low, high = self.setpoint * (1 - self.band), self.setpoint * (1 + self.band)
@@ -168,7 +168,7 @@ class Reachability:
             return "above" if at_rest or self._least(recent) > high else None
         return None
 
-    def _most(self, recent: tuple[Sight, ...]) -> float:
+    def _most(self, recent: tuple[Observation, ...]) -> float:
         """The largest S that the run can end with, by the evidence there is."""
         last = recent[-1]
         most = self._ceiling(last.moved_at_end, last.data_bpt)
@@ -181,12 +181,12 @@ class Reachability:
             most = min(most, _grown(last, exponent + 2 * error + self.caution))
         return max(most, last.s)
 
-    def _least(self, recent: tuple[Sight, ...]) -> float:
+    def _least(self, recent: tuple[Observation, ...]) -> float:
         """The smallest S that the run can end with under a lambda on its upper bound."""
         exponent, error = _exponent(recent)
         return _grown(recent[-1], exponent - 2 * error - self.caution)
 
-    def _expected(self, recent: tuple[Sight, ...]) -> float | None:
+    def _expected(self, recent: tuple[Observation, ...]) -> float | None:
         if len(recent) < 3:
             return None
         last = recent[-1]
@@ -219,7 +219,7 @@ class Reachability:
         remedy = f"try --target-s {lower:g} ({per_cent(lower)}); {OTHER_WAYS}"
         return f"{out}: {is_at} {self._why(last, lambda_min, ended)}{comes}; {remedy}"
 
-    def _why(self, last: Sight, lambda_min: float, ended: bool) -> str:
+    def _why(self, last: Observation, lambda_min: float, ended: bool) -> str:
         """What keeps S below the setpoint."""
         if last.at_low:
             return f"with lambda on its lower bound of {lambda_min:g}"
@@ -244,7 +244,7 @@ class Reachability:
         }
 
 
-def _exponent(recent: tuple[Sight, ...]) -> tuple[float, float]:
+def _exponent(recent: tuple[Observation, ...]) -> tuple[float, float]:
     """The slope of ln ParamBPT over ln of the summed learning rates, and its standard error."""
     x = [math.log(s.moved) for s in recent]
     if x[-1] - x[0] < 1e-9:  # the learning rate has come down to nothing: nothing moves any more
@@ -253,12 +253,12 @@ def _exponent(recent: tuple[Sight, ...]) -> tuple[float, float]:
     return fitted.slope, fitted.error
 
 
-def _stands_still(recent: tuple[Sight, ...]) -> bool:
+def _stands_still(recent: tuple[Observation, ...]) -> bool:
     exponent, error = _exponent(recent)
     return abs(exponent) <= 2 * error + STILL
 
 
-def _grown(last: Sight, exponent: float) -> float:
+def _grown(last: Observation, exponent: float) -> float:
     """S at the end of the run, if ParamBPT keeps growing with that power of the summed learning rates."""
     factor = math.exp(clip(exponent, -10.0, 10.0) * math.log(last.moved_at_end / last.moved))
     param_bpt = last.param_bpt * factor

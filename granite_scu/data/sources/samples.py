@@ -195,7 +195,7 @@ def _messages(value: Any, field: str, place: str) -> list[dict[str, Any]]:
     messages = [as_message(entry) if isinstance(entry, dict) else entry for entry in value]
     for number, message in enumerate(messages, start=1):
         _check(message, f"{field}, message {number}", place)
-    return with_texts(with_regular_calls(messages, field, place), unix)
+    return with_texts(normalised_tool_calls(messages, field, place), unix)
 
 
 def _check(message: Any, what: str, place: str) -> None:
@@ -254,7 +254,7 @@ CALLS = "tool_calls"
 """Field of a message."""
 
 
-def with_regular_calls(messages: list[dict[str, Any]], field: str, place: str) -> list[dict[str, Any]]:
+def normalised_tool_calls(messages: list[dict[str, Any]], field: str, place: str) -> list[dict[str, Any]]:
     """The messages, each call with ``function``: its ``name``, and its ``arguments`` as an object.
 
     OpenAI's files have a call's arguments as a text that holds JSON, other files as an object. A template that writes

@@ -20,7 +20,7 @@ from granite_scu.data.sources.read import is_path, no_text, sources_of
 from granite_scu.data.sources.record_formats import TEXT, in_words
 from granite_scu.data.tokens import cache
 from granite_scu.data.tokens.chat import DAY, Renderer
-from granite_scu.data.tokens.encoding import backend_of, encoded, with_bar
+from granite_scu.data.tokens.encoding import backend_of, encoded, with_progress_bar
 from granite_scu.data.tokens.stream import Corpus
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.kept import cache_folder
@@ -74,7 +74,7 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
         elif any((folder / cache.key_of(facts, version)).exists() for version in range(cache.VERSION)):
             _log.info("%s is tokenised again: --cache-dir %s has it from an earlier version", config.named, folder)
         parts = encoded([source.read() for source in sources], renderer, config.split_seed, skip=done)
-        yield from with_bar(parts, size if show_progress else 0)
+        yield from with_progress_bar(parts, size if show_progress else 0)
         if _stamps(every) != before:  # what was read is then not what the tokens are kept under the name of
             raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
 

@@ -67,10 +67,10 @@ def encode(
     assert documents
     size = sum(len(document.text.encode()) for document in documents)
     renderer = Renderer(tokenizer, loss_on, special_tokens)
-    return joined(list(with_bar(encoded([documents], renderer), size if show_progress else 0)))
+    return joined(list(with_progress_bar(encoded([documents], renderer), size if show_progress else 0)))
 
 
-def with_bar(parts: Iterator[Corpus], size: int) -> Iterator[Corpus]:
+def with_progress_bar(parts: Iterator[Corpus], size: int) -> Iterator[Corpus]:
     """The parts as they come, with a bar on stderr where their text has many bytes; a line each minute in its place
     where stderr is no terminal."""
     columns = (TextColumn("tokenising"), BarColumn(), DownloadColumn(), TimeRemainingColumn())

@@ -27,7 +27,7 @@ from granite_scu.storage.run_folder import GENERAL, METRICS, TRAINING_CONFIG, re
 log = logging.getLogger(__name__)
 
 
-class Asked:
+class AnswerScoring:
     """Questions, and what each model says to them.
 
     Args:
@@ -39,7 +39,7 @@ class Asked:
     def __init__(self, text: Texts, tokenizer: PreTrainedTokenizerBase, count: int) -> None:
         self.tokenizer, self.count = tokenizer, count
         self.answers: dict[str, list[str]] = {}
-        self.tried: dict[str, elsewhere.Tried] = {}
+        self.tried: dict[str, elsewhere.GeneralAnswers] = {}
         self.questions = answers.questions_in(text.documents, text.special_tokens, tokenizer, count)
 
     def ask(
@@ -60,7 +60,7 @@ class Asked:
                 shown = partial(tracked, phase="answering the questions of the text", console=console)
                 self.answers |= answers.ask(model, self.tokenizer, self.questions, switches, shown=shown)
                 shown = partial(tracked, phase="asking general questions", console=console)
-                found = elsewhere.try_out(model, self.tokenizer, switches, self.count, shown=shown)
+                found = elsewhere.ask_general(model, self.tokenizer, switches, self.count, shown=shown)
             self.tried |= dict.fromkeys(switches, found)
         except Exception as error:
             who = ", ".join(switches)
@@ -86,7 +86,7 @@ class Asked:
         return found
 
 
-class Drifts:
+class DriftScoring:
     """Drift of the adapters of runs, each on what its run kept and its loop never saw.
 
     Args:

@@ -19,7 +19,7 @@ from granite_scu.config.flags import PRECISIONS
 from granite_scu.config.progress import Heartbeat
 from granite_scu.config.settings import BaseConfig, DataConfig, RunConfig
 from granite_scu.evaluation.bpt import results, texts
-from granite_scu.evaluation.bpt.answering import Asked, Drifts
+from granite_scu.evaluation.bpt.answering import AnswerScoring, DriftScoring
 from granite_scu.evaluation.bpt.subjects import BASE, Subject, shared_base
 from granite_scu.evaluation.bpt.tokenizers import load_tokenizer, with_template
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut, score_windows, tokenised
@@ -70,7 +70,7 @@ def evaluate(
     has_chats, given = any(text.has_chats for text in asked), (options.chat_template, options.chat_template_args)
     tokenizer = with_template(tokenizer, subjects, has_chats, *given)
     corpora = _corpora(asked, tokenizer, first.name, length, stride)
-    said, drifts = Asked(asked[0], tokenizer, options.samples), Drifts(subjects, tokenizer)
+    said, drifts = AnswerScoring(asked[0], tokenizer, options.samples), DriftScoring(subjects, tokenizer)
     here.claim(None)
     # A model that a QLoRA adapter was merged into is whole without 4 bits: rounding it again would round the adapter.
     wanted = [(BaseConfig(s.given, bool(options.quantize_4bit), options.attn), [(s.name, None)]) for s in wholes]
@@ -104,7 +104,7 @@ def _corpora(
     asked: Sequence[texts.Texts], tokenizer: PreTrainedTokenizerBase, model: str, length: int, stride: int
 ) -> list[ScoringCorpus]:
     """The texts as tokens, in windows of ``length`` that begin each ``stride``."""
-    rows = loading.rows_of(loading.load_model_config(model))
+    rows = loading.embedding_rows(loading.load_model_config(model))
     tokens = [tokenised(text, tokenizer, rows, model) for text in asked]
     windows = [cut(corpus.lengths, length, stride) for corpus in tokens]
     each = zip(tokens, windows, asked, strict=True)
@@ -189,8 +189,8 @@ def _score(
     batch_size: int,
     here: Machine,
     console: Console,
-    said: Asked,
-    drifts: Drifts,
+    said: AnswerScoring,
+    drifts: DriftScoring,
 ) -> float:
     """Score every corpus with a model and its adapters, and ask them; then they leave the memory.
 

@@ -73,7 +73,7 @@ def choose(request: str, device: torch.device, dtype: torch.dtype, sizes: Sizes)
     check(request, device.type)
     if request == "torch" or device.type != "cuda":
         return TORCH
-    kernels, refused = first_right(device, dtype, sizes, request)
+    kernels, refused = first_correct(device, dtype, sizes, request)
     if refused and kernels is TORCH and request != "auto":
         raise UserError(f"--kernels {request}: {'; '.join(refused)}; use --kernels auto, or another version")
     if refused:
@@ -83,7 +83,7 @@ def choose(request: str, device: torch.device, dtype: torch.dtype, sizes: Sizes)
     return kernels
 
 
-def first_right(
+def first_correct(
     device: torch.device, dtype: torch.dtype, sizes: Sizes, request: str = "auto"
 ) -> tuple[Kernels, list[str]]:
     """The first installed candidate that proves right, or ours, and what was wrong with those before it.
@@ -96,14 +96,14 @@ def first_right(
             refused.append(f"{named(name)} is not tried: for this GPU each kernel takes minutes to compile")
             continue
         log.info("checking %s against PyTorch; its kernels are compiled first, which may take minutes", named(name))
-        fault = fault_apart(name, device, dtype, sizes)
+        fault = fault_in_subprocess(name, device, dtype, sizes)
         if fault is None:
             return CANDIDATES[name](), refused
         refused.append(f"{named(name)} failed its self-check ({fault})")
     return TORCH, refused
 
 
-def fault_apart(name: str, device: torch.device, dtype: torch.dtype, sizes: Sizes) -> str | None:
+def fault_in_subprocess(name: str, device: torch.device, dtype: torch.dtype, sizes: Sizes) -> str | None:
     """What is wrong with a candidate, found in a process of its own; None when nothing is.
 
     A kernel that reads where it may not leaves no CUDA context behind in which anything else could run. What the check
@@ -135,7 +135,7 @@ def fault_apart(name: str, device: torch.device, dtype: torch.dtype, sizes: Size
 
 
 def answer() -> None:
-    """Print what is wrong with the candidate that the command line names, as ``fault_apart`` asks."""
+    """Print what is wrong with the candidate that the command line names, as ``fault_in_subprocess`` asks."""
     asked = json.loads(sys.argv[1])
     dtype = getattr(torch, asked["dtype"].removeprefix("torch."))
     try:

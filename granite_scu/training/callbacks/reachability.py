@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import lightning as L
 
-from granite_scu.control.diagnostics.reachability import Reachability, Sight
+from granite_scu.control.diagnostics.reachability import Observation, Reachability
 from granite_scu.control.units import per_cent
 from granite_scu.training.callbacks.shannon_control import ControlTick, penalty_share
 from granite_scu.training.learning_rate import PlannedRates
@@ -46,13 +46,13 @@ class ReachabilityMonitor(L.Callback):
         elif self.state.side is None and before.side is not None:
             log.info("step %d: S* = %s is in reach again", record["step"], per_cent(self.law.setpoint))
 
-    def _sight(self, tick: ControlTick) -> Sight | None:
+    def _sight(self, tick: ControlTick) -> Observation | None:
         record, moved = tick
         values = (record["s_ema"], record["data_bpt"], record["param_bpt"], moved)
         if record["held"] or any(value is None or not 0 < value < math.inf for value in values):
             return None
         saturated = record["saturated"]
-        return Sight(
+        return Observation(
             step=record["step"],
             s=record["s_ema"],
             data_bpt=record["data_bpt"],

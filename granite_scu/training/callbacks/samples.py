@@ -87,7 +87,7 @@ class Samples(L.Callback):
         held_out = self._held_out_questions(data)
         began = time.monotonic()
         first_ones = min(self.count, answers.BATCH)
-        tried = elsewhere.try_out(model, tokenizer, {"base": base}, first_ones, seconds=answers.SECONDS)
+        tried = elsewhere.ask_general(model, tokenizer, {"base": base}, first_ones, seconds=answers.SECONDS)
         of_batch = time.monotonic() - began
         _, general, _ = elsewhere.as_asked(elsewhere.general_questions()[: self.count], tokenizer)
         batches = len(list(answers.batches_of(general))) if tried.knows("base") else 1
@@ -143,7 +143,7 @@ class Samples(L.Callback):
         if module.start:  # what was lost before this run, it has not lost
             before = {"adapter at the start": module.at_start}
         model, switches = module.language_model, {**before, "adapter": nullcontext}
-        tried = elsewhere.try_out(model, self.tokenizer, switches, self.count, seconds=MAX_SECONDS, shown=shown)
+        tried = elsewhere.ask_general(model, self.tokenizer, switches, self.count, seconds=MAX_SECONDS, shown=shown)
         if not tried.questions:
             return
         self.folder.write_json(ELSEWHERE, {"questions": elsewhere.records(tried, *switches)})

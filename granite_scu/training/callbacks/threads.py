@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from granite_scu.hardware.detection import OtherLoad, allowed, threads_beside
+from granite_scu.hardware.detection import CompetingLoad, allowed, threads_left
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ class FreeCores(L.Callback):
         load: says how busy they are; from now on where it is None.
     """
 
-    def __init__(self, load: OtherLoad | None = None) -> None:
-        self._load, self._cores, self._told = load or OtherLoad(), allowed(), False
+    def __init__(self, load: CompetingLoad | None = None) -> None:
+        self._load, self._cores, self._told = load or CompetingLoad(), allowed(), False
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._adapt()
@@ -43,7 +43,7 @@ class FreeCores(L.Callback):
 
     def _adapt(self) -> None:
         others = self._load.read()
-        threads = threads_beside(others, self._cores)
+        threads = threads_left(others, self._cores)
         if threads == torch.get_num_threads():
             return
         torch.set_num_threads(threads)

@@ -56,4 +56,4 @@ def asked(*arguments: str) -> argparse.Namespace:
 def guarded(monkeypatch, *arguments: str) -> int:
     """The exit code of the command, in this process."""
     monkeypatch.setattr(sys, "argv", ["tracking.py", *arguments])
-    return exit_codes.guarded(tracking.main, False)
+    return exit_codes.exit_code_of(tracking.main, False)

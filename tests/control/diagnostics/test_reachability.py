@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from granite_scu.control.diagnostics.reachability import STILL, Reachability, Sight, _stands_still
+from granite_scu.control.diagnostics.reachability import STILL, Observation, Reachability, _stands_still
 
 PATIENCE = 5
 
 
-def sight(k: int, s: float, *, ticks=60, low=False, high=False, share=0.2, moved=None) -> Sight:
+def sight(k: int, s: float, *, ticks=60, low=False, high=False, share=0.2, moved=None) -> Observation:
     """The k-th of ``ticks`` ticks, at a constant learning rate of 1e-3, ten steps each."""
     data_bpt = 5.0
-    return Sight(
+    return Observation(
         step=10 * k,
         s=s,
         data_bpt=data_bpt,
@@ -150,7 +150,7 @@ def test_warm_up_and_a_decaying_rate_make_no_alarm():
 
     def at(k):
         param = p_end * (moved[k] / moved[-1]) ** 2
-        return Sight(k, param / (param + 5), 5.0, param, True, False, 0.0, moved[k], moved[-1])
+        return Observation(k, param / (param + 5), 5.0, param, True, False, 0.0, moved[k], moved[-1])
 
     states = watch(Reachability(0.9 * p_end / (p_end + 5)), [at(k) for k in range(100)])
     assert not any(state.side for state in states)
@@ -168,7 +168,7 @@ def test_growth_within_two_standard_errors_of_none_is_none(errors, still):
     """Residuals 2, -1, -2, -1, 2 at 0 ... 4 change no slope, whose standard error is sqrt(14 / 3 / 10)."""
     exponent = errors * math.sqrt(14 / 30) + math.copysign(STILL, errors)
     params = [math.exp(exponent * x + residual) for x, residual in enumerate((2, -1, -2, -1, 2))]
-    seen = [Sight(x, 0.1, 5.0, param, False, False, 0.2, math.exp(x), 1e9) for x, param in enumerate(params)]
+    seen = [Observation(x, 0.1, 5.0, param, False, False, 0.2, math.exp(x), 1e9) for x, param in enumerate(params)]
     assert _stands_still(tuple(seen)) is still
 
 

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from granite_scu.config.errors import UserError
-from granite_scu.data.sources.samples import as_document, with_regular_calls
+from granite_scu.data.sources.samples import as_document, normalised_tool_calls
 
 
 def regular(*messages):
-    return with_regular_calls(list(messages), "messages", "a.jsonl:3")
+    return normalised_tool_calls(list(messages), "messages", "a.jsonl:3")
 
 
 def calling(*calls, **fields):

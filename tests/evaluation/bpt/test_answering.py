@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from rich.console import Console
 
 from granite_scu.evaluation import elsewhere
-from granite_scu.evaluation.bpt.answering import Asked
+from granite_scu.evaluation.bpt.answering import AnswerScoring
 from granite_scu.evaluation.bpt.texts import Texts
 
 
@@ -14,8 +14,8 @@ def test_questions_that_fail_cost_a_warning_and_not_the_scores(monkeypatch, capl
     def fails(*_, **__):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(elsewhere, "try_out", fails)
-    asked = Asked(Texts("mine", []), tokenizer=None, count=2)
+    monkeypatch.setattr(elsewhere, "ask_general", fails)
+    asked = AnswerScoring(Texts("mine", []), tokenizer=None, count=2)
     monkeypatch.setattr("granite_scu.evaluation.answers.ask", lambda *_, **__: {"base": []})
     asked.ask(None, {"base": nullcontext}, nullcontext, Console(file=io.StringIO()))
     assert "base: not asked: RuntimeError: out of memory" in caplog.text

@@ -39,7 +39,7 @@ def installed(monkeypatch):
             named = mamba.Kernels(f"{name} 9.9's Triton kernels", TORCH.scan, TORCH.conv)
             monkeypatch.setitem(kernels.CANDIDATES, name, lambda named=named: named)
         found = {name.replace("_", "-"): fault for name, fault in faults.items()}
-        monkeypatch.setattr(kernels, "fault_apart", lambda name, *_: found[name])
+        monkeypatch.setattr(kernels, "fault_in_subprocess", lambda name, *_: found[name])
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
 
     monkeypatch.setattr(importlib.metadata, "version", version)
@@ -60,7 +60,7 @@ def test_a_check_that_takes_long_says_so_and_is_given_up(caplog, monkeypatch):
     monkeypatch.setattr(kernels, "A_WHILE", 0.2)
     monkeypatch.setattr(kernels, "PATIENCE", 0.3)
     monkeypatch.setattr(kernels, "named", str)
-    fault = kernels.fault_apart("fla-core", torch.device("cpu"), torch.float32, Sizes())
+    fault = kernels.fault_in_subprocess("fla-core", torch.device("cpu"), torch.float32, Sizes())
     assert fault == "no answer after 0 minutes"
     assert caplog.messages == ["checking fla-core: compiling or running it for 0 of at most 0 minutes"] * 2
 
@@ -159,7 +159,7 @@ def test_a_package_that_does_not_work_is_a_fault_and_no_more(tmp_path, monkeypat
         (tmp_path / folder / "__init__.py").write_text("")
     (tmp_path / "fla" / "modules" / "__init__.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    assert kernels.fault_apart("fla-core", CPU, torch.float32, Sizes()).startswith(words)
+    assert kernels.fault_in_subprocess("fla-core", CPU, torch.float32, Sizes()).startswith(words)
 
 
 def test_the_process_answers_what_the_check_finds(monkeypatch, capsys):

@@ -26,7 +26,7 @@ def end(tmp_path, monkeypatch):
     def run(made, main: bool = True, beginnings: int = 2, start: bool = False):
         monkeypatch.setattr(callback, "openings", lambda blocks, count: [None] * min(count, beginnings))
         monkeypatch.setattr(callback, "sample", made)
-        monkeypatch.setattr(elsewhere, "try_out", made)
+        monkeypatch.setattr(elsewhere, "ask_general", made)
         plugin = SimpleNamespace(forward_context=contextlib.nullcontext)
         data = SimpleNamespace(test=None, chats=0)
         trainer = SimpleNamespace(is_global_zero=main, precision_plugin=plugin, datamodule=data)
@@ -92,7 +92,7 @@ def test_general_answers_are_compared_with_the_model_as_training_began(end, tmp_
         _model, _tokenizer, switches, count = arguments
         general = elsewhere.general_questions()[:count]
         nats = {name: np.full(count, 7.0) for name in switches}
-        return elsewhere.Tried(general, {name: ["?"] * count for name in switches}, nats, np.full(count, 10))
+        return elsewhere.GeneralAnswers(general, {name: ["?"] * count for name in switches}, nats, np.full(count, 10))
 
     end(asked, start=start, beginnings=0)
     found = json.loads((tmp_path / METRICS).read_text())["elsewhere"]
