@@ -1,12 +1,12 @@
 """The figures of a run and of the grid, as the head of ``research.tracking`` defines them, and their goals."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from granite_scu.control import PI
 from granite_scu.control.diagnostics import metrics
-from granite_scu.control.laws.filter import smooth
+from granite_scu.control.laws.filter import Ema
 from research.tracking.grid import EVERY, TrackingCell
 
 BAND = 0.1
@@ -60,6 +60,18 @@ def smoothed(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The records with S as the product's default filter smooths it, whichever filter the law has; None where held."""
     found = smooth([record["s"] for record in history], PI.ema_alpha)
     return [{**record, "s_ema": s, "held": s is None} for record, s in zip(history, found, strict=True)]
+
+
+def smooth(values: Iterable[float | None], alpha: float) -> list[float | None]:
+    """What the filter makes of one raw S after another; None where one has no logarithm, which leaves it alone."""
+    ema, found = Ema(), list[float | None]()
+    for s in values:
+        if s is None or not 0 < s < math.inf:
+            found.append(None)
+        else:
+            ema = ema.update(math.log(s), alpha)
+            found.append(math.exp(ema.mean))
+    return found
 
 
 def points_of(records: list[dict[str, Any]]) -> list[tuple[int, float | None]]:
