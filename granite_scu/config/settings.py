@@ -629,7 +629,7 @@ class ControlConfig(Group):
         for flag, value in (("--lambda-init", self.lambda_init), ("--lambda-end", self.lambda_end)):
             check(value is None or low <= value <= high, flag, value, bounds)
         _check_named(self.controller_args, "--controller-args", "gain=0.3")
-        self._check_combination()
+        self._check_measure()
         repeats, named = self.controller == "replay", f"--controller {self.controller}"
         remedy = f"{named} repeats no recording; give --controller replay, or leave --replay out"
         check(repeats or self.replay is None, "--replay", self.replay, remedy)
@@ -666,16 +666,13 @@ class ControlConfig(Group):
             found["target_s"] = None  # the configuration has one or auto; a law that uses none is not judged by it
         return found | {"own": named_values(found.pop("controller_args"))}
 
-    def _check_combination(self) -> None:
-        """What a law knows beforehand, it knows of the update and of a lambda in the loss."""
-        law, scheduled = self.controller, self.kp is None or self.ki is None
-        for flag, value, only, applies, remedy in (
-            ("--measure", self.measure, "delta", law == "pi" and self.target_s == "auto",
-             "--target-s auto works with delta alone; give a setpoint, such as 10%"),
-            ("--measure", self.measure, "delta", law == "pi" and scheduled,
-             "pi cannot schedule its gains by it, for A is not zero before training; give --kp and --ki"),
-        ):  # fmt: skip
-            check(not applies or value == only, flag, value, remedy)
+    def _check_measure(self) -> None:
+        """What pi knows beforehand, it knows of the update."""
+        if self.controller == "pi" and self.measure != "delta":
+            remedy = "--target-s auto works with delta alone; give a setpoint, such as 10%"
+            check(self.target_s != "auto", "--measure", self.measure, remedy)
+            remedy = "pi cannot schedule its gains by it, for A is not zero before training; give --kp and --ki"
+            check(None not in (self.kp, self.ki), "--measure", self.measure, remedy)
 
 
 @dataclass(frozen=True)
