@@ -3,7 +3,7 @@
 import logging
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -37,26 +37,32 @@ def locked_run_folder(folder: RunFolder, request: Request) -> Iterator[None]:
     """Keep other processes out of the folder, which is checked again: time has passed since it was.
 
     It is let go of at the end of a run that failed, too, and so is the log file that the run has added: a notebook's
-    process continues, and may try again. A run that fails before it writes there leaves no folder that was not there.
+    process continues, and may try again. A run that fails before it writes there leaves nothing behind.
     """
     ours = logging.getLogger("granite_scu")
-    before, is_new = list(ours.handlers), is_main() and not folder.path.exists()
+    before, lock = list(ours.handlers), folder.path / LOCK
+    made: list[Path] = []
     try:
         if is_main():
             check_folder(folder, request)
+            missing = [path for path in (lock, folder.path) if not path.exists()]
             folder.make()
             folder.lock()
+            made = missing
         yield
     except BaseException as error:
         _log_end(error, [handler for handler in ours.handlers if handler not in before])
         raise
     finally:
-        for handler in [handler for handler in ours.handlers if handler not in before]:
+        logs = [handler for handler in ours.handlers if handler not in before]
+        for handler in logs:
             ours.removeHandler(handler)
             handler.close()
         folder.unlock()
-        if is_new and folder.path.is_dir() and all(entry.name == LOCK for entry in folder.path.iterdir()):
-            shutil.rmtree(folder.path)
+        if not logs:  # it failed before it wrote there
+            with suppress(OSError):
+                for path in made:
+                    path.rmdir() if path.is_dir() else path.unlink()
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def test_text_that_is_not_utf8(refusal, tmp_path):
         ),
         (["--accelerator", "cuda", "--lora-targets", "in_prj"], "--lora-targets in_prj: no linear layer"),
         (["--lora-experts"], "--lora-experts: this granitemoehybrid model has no experts; leave --lora-experts out"),
-        (["--attn", "flash_attention_2"], "--attn flash_attention_2: needs flash-attn"),
+        (["--attn", "flash_attention_2", "--no-isolate-documents"], "--attn flash_attention_2: needs flash-attn"),
         (["--config", "no/such.yaml"], "no/such.yaml"),
         (["--data-dir", "no/such/folder"], "--data-dir no/such/folder: no such file or folder; give a"),
         # of the machine
