@@ -77,9 +77,13 @@ def run(options: argparse.Namespace) -> int:
     subjects = identify(options.models)
     if not subjects and options.model is None:
         raise UserError("nothing to score: name run folders, adapters or models, or a base with --model; see --help")
+    # Late: numpy, and then torch, which takes seconds.
+    from granite_scu.data.sources.read import named_by
+
     for flag, text in (("--data-dir", options.data_dir), ("--forgetting", options.forgetting)):
-        _check_text(flag, text)
-    # Late: torch takes seconds.
+        if text is not None:
+            with named_by(flag):
+                validate.check_data(DataConfig(path=text))
     from granite_scu.evaluation.bpt import report, results
     from granite_scu.evaluation.bpt.evaluate import evaluate
 
@@ -101,14 +105,6 @@ def run(options: argparse.Namespace) -> int:
     for path in filter(None, (output, options.csv)):
         console.print(f"written to {path}", highlight=False, markup=False, soft_wrap=True)
     return 0
-
-
-def _check_text(flag: str, text: str | None) -> None:
-    try:
-        if text is not None:
-            validate.check_data(DataConfig(path=text))
-    except UserError as error:
-        raise UserError(str(error).replace("--data-dir", flag, 1)) from error
 
 
 def _check(options: argparse.Namespace) -> None:
