@@ -28,6 +28,7 @@ from granite_scu.evaluation import statistics
 from granite_scu.evaluation.answer_score import SMALL_WORDS, has_phrase, words_of
 from granite_scu.evaluation.answers import BATCH, Question, batches_of, questions_of, text_of, written
 from granite_scu.evaluation.general_text import Document, batches
+from granite_scu.evaluation.score import padded_length
 from granite_scu.model.adapters import Switch
 from granite_scu.model.description_length import bits
 from granite_scu.model.drift import Drift
@@ -50,10 +51,6 @@ DRIFT_ON = 2 * BATCH
 
 READ_AT_ONCE = 1024
 """Positions of a batch on which drift is read."""
-
-_MULTIPLE = 16
-"""Batches are padded to a multiple of so many tokens: no convolution is wider than its input."""
-
 
 _ASKING = frozenset({"what", "which", "who", "how", "many"})
 
@@ -247,7 +244,7 @@ def nats_of_answers(model: PreTrainedModel, questions: Sequence[Question], paddi
     found = []
     for batch in batches_of(questions):
         rows = [(*question.tokens, *question.answer) for question in batch]
-        shape = len(rows), -(-max(map(len, rows)) // _MULTIPLE) * _MULTIPLE
+        shape = len(rows), padded_length(max(map(len, rows)))
         inputs, labels = torch.full(shape, padding), torch.full(shape, IGNORED)
         for number, (question, row) in enumerate(zip(batch, rows, strict=True)):
             inputs[number, : len(row)] = torch.tensor(row)

@@ -23,6 +23,7 @@ from granite_scu.data.tokens import corpus, templates
 from granite_scu.data.tokens.encoding import backend_of
 from granite_scu.data.tokens.stream import Stream
 from granite_scu.evaluation.answers import grouped
+from granite_scu.evaluation.score import padded_length
 from granite_scu.model.drift import READ_AT_ONCE, DriftBatches
 from granite_scu.storage.atomic import replacing
 
@@ -39,9 +40,6 @@ _SCHEMA = "granite-scu general text 1"
 """What the first line of a file begins with."""
 
 _log = logging.getLogger(__name__)
-
-_MULTIPLE = 16
-"""Rows are padded to a multiple of so many tokens: few shapes, and no convolution is wider than its input."""
 
 
 @dataclass(frozen=True)
@@ -317,7 +315,7 @@ def anchor_batches(documents: Sequence[Document], tokens: int, padding: int) -> 
 
 
 def _width(rows: Sequence[Document]) -> int:
-    return -(-(max(len(document.tokens) for document in rows) - 1) // _MULTIPLE) * _MULTIPLE
+    return padded_length(max(len(document.tokens) for document in rows) - 1)
 
 
 def _batch(rows: Sequence[Document], padding: int) -> dict[str, Tensor]:

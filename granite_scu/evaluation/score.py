@@ -18,6 +18,14 @@ from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels, autocast
 from granite_scu.model.loss import summed_nats
 from granite_scu.storage.run_folder import WEIGHTS
 
+_MULTIPLE = 16
+
+
+def padded_length(longest: int) -> int:
+    """Tokens that the rows of a batch are padded to, the longest having so many: a multiple of 16, so that kernels are
+    compiled for few lengths and a convolution is never wider than its input."""
+    return -(-longest // _MULTIPLE) * _MULTIPLE
+
 
 @dataclass(frozen=True)
 class Score:

@@ -21,7 +21,7 @@ from granite_scu.data.tokens.encoding import beginning, encode, require_known
 from granite_scu.data.tokens.stream import Stream
 from granite_scu.evaluation.bpt.texts import Texts
 from granite_scu.evaluation.bpt.tokenizers import beginning_of
-from granite_scu.evaluation.score import each_batch
+from granite_scu.evaluation.score import each_batch, padded_length
 from granite_scu.model.adapters import Switch
 from granite_scu.model.loss import token_nats
 
@@ -169,11 +169,6 @@ def cut(n_tokens: NDArray[np.int64], max_length: int, stride: int) -> list[Scori
     return windows
 
 
-MULTIPLE = 16
-"""Batches are padded to a multiple of so many tokens: kernels are compiled for few lengths, and a convolution is never
-wider than its input."""
-
-
 def score_windows(
     model: nn.Module,
     switches: Sequence[Switch],
@@ -232,7 +227,7 @@ def batches(corpus: ScoringCorpus, batch_size: int) -> Iterator[dict[str, Tensor
     for begin in range(0, len(order), batch_size):
         numbers = order[begin : begin + batch_size]
         longest = windows[numbers[0]].stop - windows[numbers[0]].start
-        shape = len(numbers), -(-longest // MULTIPLE) * MULTIPLE
+        shape = len(numbers), padded_length(longest)
         inputs, labels = torch.zeros(shape, dtype=torch.int64), torch.full(shape, IGNORED)
         for row, window in enumerate(windows[i] for i in numbers):
             tokens = torch.from_numpy(corpus.sequences[window.document][window.start : window.stop + 1])

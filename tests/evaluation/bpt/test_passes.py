@@ -62,7 +62,7 @@ def test_it_is_the_plain_loop(model, corpus, max_length, stride):
 def test_it_depends_on_neither_the_batch_size_nor_the_padding(model, corpus, batch_size, monkeypatch):
     reference = scored(model, corpus)
     assert scored(model, corpus, batch_size=batch_size) == pytest.approx(reference, rel=rounding(OF_SMALL))
-    monkeypatch.setattr("granite_scu.evaluation.bpt.windows.MULTIPLE", 50)
+    monkeypatch.setattr("granite_scu.evaluation.score._MULTIPLE", 50)
     assert scored(model, corpus, batch_size=batch_size) == pytest.approx(reference, rel=rounding(OF_SMALL))
 
 
