@@ -74,8 +74,9 @@ def test_what_is_not_known_or_does_not_fit_is_said():
 
 @pytest.mark.parametrize(("files", "text"), [([], "what the base model writes"), (["a.jsonl", "b"], "a.jsonl, b")])
 def test_where_drift_is_held_the_plan_says_on_what(files, text):
-    held = describe(FACTS | {"target_s": None, "max_drift": 0.02, "general_data": files})["controller"]
-    assert "drifts from its base by at most 2 %" in held and held.endswith(text)
+    rows = describe(FACTS | {"target_s": None, "max_drift": 0.02, "general_data": files})
+    assert "drifts from its base by at most 2 %" in rows["controller"] and rows["controller"].endswith(text)
+    assert ("the base model writes general text" in rows["time"]) == (not files)
 
 
 def test_of_plain_lora_a_plan_speaks_of_no_controller():
