@@ -37,13 +37,12 @@ examples:
 """
 
 
-def main(arguments: Sequence[str] | None = None, name: str = "granite-scu publish") -> int:
+def main(arguments: Sequence[str], name: str = "granite-scu publish") -> int:
     """The command; returns its exit code: 2 for what must be changed first, 1 for what a second run may complete."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
     token: list[str] = []  # once it is known, so that nothing that is printed holds it
     return exit_codes.exit_code_of(
-        lambda: _run(_parse(given, name), token),
-        debug="--debug" in given,
+        lambda: _run(_parse(arguments, name), token),
+        debug="--debug" in arguments,
         how_to_continue=hub.AGAIN,
         wording=lambda text: redact(text, token[0] if token else None),
     )
