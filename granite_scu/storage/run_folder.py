@@ -344,7 +344,7 @@ def require_writable(flag: str, folder: Path, make: bool = True) -> None:
     """
     try:
         folder.exists()  # says so where the name is too long
-        if not (there := nearest(folder)).is_dir():
+        if (there := nearest(folder)).is_file():
             raise UserError(f"{flag} {folder}: {there} is a file, and not a folder; choose another, or move that away")
         if make:
             folder.mkdir(parents=True, exist_ok=True)

@@ -156,8 +156,9 @@ def test_a_file_without_end_is_refused_by_its_size(folder):
 def test_what_is_no_folder_or_lies_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("nowhere")
-    for path in (tmp_path / "file", tmp_path / "file" / "run", tmp_path / "link"):
-        assert "cannot be written" in refusal(RunFolder(path))
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        assert f"{tmp_path / 'file'} is a file, and not a folder" in refusal(RunFolder(path))
+    assert "cannot be written" in refusal(RunFolder(tmp_path / "link"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
