@@ -19,14 +19,15 @@ from granite_scu.model import kl_divergence
 from granite_scu.model.description_length import bits, information_ratio
 from granite_scu.model.modes import evaluation_mode, not_compiled, without_dropout
 
-ANCHOR_SHARE, MIN_ANCHOR = 8, 64
-"""An anchor batch has an eighth of a step's tokens, and at least so many: a short answer of a chat."""
+ANCHOR_SHARE, MIN_ANCHOR = 10, 64
+"""An anchor batch has a tenth of a step's tokens, and at least so many: a short answer of a chat."""
 
 READ_AT_ONCE = 2048
 """Positions of a batch that is only read, and needs no activations kept."""
 
-MIN_READ = 256
-"""Positions that a tick reads at least; an eighth of those trained on since the last, a third of whose cost it has."""
+READ_SHARE, MIN_READ = 8, 256
+"""A tick reads an eighth of the positions trained on since the last, a third of whose cost it has, and at least so
+many."""
 
 STALE = 1.5
 """Times what was read before that a batch may count as, before it is read again in the same tick."""
@@ -181,6 +182,7 @@ class GeneralPart:
             self._plain = kl_divergence.has_plain_head(trained.language_model, own[0]["input_ids"][:1])
         self._batches = [_rows(mine, whole) for mine, whole in zip(own, batches, strict=True)]
         self._kept: dict[int, Tensor] = {}
+        self._places: tuple[Tensor, ...] = ()
         self.tokens = sum(rows.tokens for rows in self._batches)
 
     @cached_property
@@ -201,9 +203,13 @@ class GeneralPart:
             return self._kept[number]
         with torch.no_grad(), self._trained.as_it_began():
             states = self._states(self._batches[number])
-        if self._plain:
-            self._kept[number] = states
-        return states
+        if not self._plain:
+            return states
+        if not self._places:  # all in one: what is kept between a step's tensors keeps their memory in pieces
+            sizes = [len(rows.positions) for rows in self._batches]
+            self._places = states.new_empty(sum(sizes), states.shape[1]).split(sizes)
+        self._kept[number] = self._places[number].copy_(states)
+        return self._kept[number]
 
     def _nats(self, number: int) -> Tensor:
         """Sum of the KL over this rank's counted positions of a batch, in nats."""
@@ -327,7 +333,7 @@ def check_noise(part: GeneralPart, budget: float) -> None:
 
 def steering_tokens(tokens_per_tick: int) -> int:
     """Positions that a tick reads."""
-    return min(READ_AT_ONCE, max(MIN_READ, tokens_per_tick // ANCHOR_SHARE))
+    return min(READ_AT_ONCE, max(MIN_READ, tokens_per_tick // READ_SHARE))
 
 
 def anchor_tokens(tokens_per_step: int) -> int:
