@@ -159,7 +159,7 @@ class Group:
                 except ValueError:
                     check(False, name_of(each), given, words)
             if rule := each.metadata.get("rule"):
-                check(rule[0](value), name_of(each), given, rule[1])
+                check(rule[0](value), name_of(each), given if isinstance(given, str) else value, rule[1])
 
 
 def is_path(text: str) -> bool:
