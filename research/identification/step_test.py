@@ -140,7 +140,6 @@ def _experiment(
     )
     asked = replace(
         request,
-        control=replace(request.control, controller=name),
         optimizer=replace(request.optimizer, schedule="constant"),
         data=replace(request.data, num_epochs=None),
         run=run,
