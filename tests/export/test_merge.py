@@ -225,7 +225,7 @@ def test_the_output_folder_is_refused_where_something_is_in_it(small_granite, ma
     (tmp_path / "link").symlink_to(full)
     assert "is a link; name the folder that it leads to" in check(tmp_path / "link")
     assert "a disk is mounted there" in check(Path("/proc"))
-    assert "Not a directory" in check(full / "thesis.txt")
+    assert "is a file, and not a folder" in check(full / "thesis.txt")
     assert "merged from" in check(adapter.folder, overwrite=True)
     assert "merged from" in check(tmp_path, overwrite=True)
     usage = namedtuple("usage", "free")
