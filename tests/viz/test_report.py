@@ -359,7 +359,7 @@ def test_what_it_cannot_do_is_one_line_and_leaves_nothing(finished, tmp_path, ca
         (tmp_path,): "has neither scu_history.json",
         (nothing,): "nothing was measured in its 1 tick",
         (finished, "--out", finished): "is a folder; name a file",
-        (finished, "--out", finished / "file" / "report.html"): "choose another folder",
+        (finished, "--out", finished / "file" / "report.html"): "is a file, and not a folder",
     }
     for arguments, words in refused.items():
         assert main(["report", *map(str, arguments)]) == 2
