@@ -30,7 +30,7 @@ errors where d = z sqrt(2 d). Where documents differ much in what they gain, cha
 _MAX_NAMED = 3
 """Lost answers that are named."""
 _STEERED = 300
-"""Optimizer steps below which the default is plain LoRA, for the controller has too few ticks."""
+"""Optimizer steps of a run on text below which the default is plain LoRA: the controller has too few ticks."""
 _HIGHEST = 1e-3
 """Learning rate above which no higher one is suggested."""
 _MUCH = 0.1
@@ -339,8 +339,7 @@ def _go_on(run: Run) -> Advice:
 
 def _use(run: Run, found: Verdict) -> Iterator[Advice]:
     """Whether the adapter is to be used, and which one it is."""
-    chats = section(run.settings, "data_summary").get("conversations") or section(run.metrics, "answers")
-    read = f"granite-scu generate {_quoted(run)} " + ("--chat" if chats else '--prompt "..."')
+    read = f"granite-scu generate {_quoted(run)} " + ("--chat" if _of_chats(run) else '--prompt "..."')
     if found.state == "damaged":
         yield from _damaged(run, read)
         return
@@ -484,10 +483,15 @@ def _validated(run: Run) -> float | None:
 def _shorter(run: Run, best: int, end: int) -> Advice:
     text = f"The validation was best at step {best:,} of {end:,}. What came later fitted the training text alone."
     control = section(run.settings, "control")
-    if end < _STEERED or (control.get("controller") == "pi" and control.get("target_s") == "auto"):
+    if end < _STEERED or _of_chats(run) or (control.get("controller") == "pi" and control.get("target_s") == "auto"):
         return Advice("Train for fewer steps", text, _again(run, _for(run, best / end, best)))
     text += " The default controller keeps the adapter at the size that held-out text asks for."
     return Advice("Try the default controller", text, _again(run, "--controller pi --target-s auto"))
+
+
+def _of_chats(run: Run) -> bool:
+    """Whether it was trained on conversations: plain LoRA is their default."""
+    return bool(section(run.settings, "data_summary").get("conversations") or section(run.metrics, "answers"))
 
 
 def _for(run: Run, times: float, steps: int) -> str:

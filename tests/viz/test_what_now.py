@@ -71,6 +71,13 @@ def test_where_the_validation_was_best_says_what_to_try(tmp_path, validations, c
     assert found[title].command.endswith(f"--output-dir runs/demo-2 {flags}")
 
 
+def test_after_chats_whose_default_is_plain_lora_fewer_steps_are_advised(tmp_path):
+    found = advice(
+        tmp_path / "demo", validations=[(100, 5.7), (200, 6.0)], control={}, data_summary={"conversations": 9}
+    )
+    assert "Train for fewer steps" in found and "Try the default controller" not in found
+
+
 def test_another_run_neither_replaces_one_nor_goes_on_from_one(tmp_path):
     asked = {"output_dir": "runs/demo", "overwrite": True, "resume": "last"}
     command = advice(tmp_path / "demo", run=asked)["Validate more often"].command
