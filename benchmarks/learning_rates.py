@@ -35,6 +35,7 @@ from benchmarks.learning_rates_data import lesson
 from benchmarks.learning_rates_grid import CELLS, Cell, lost, saved
 from granite_scu.cli import exit_codes
 from granite_scu.cli.console import WIDE, make_console
+from granite_scu.config.errors import UserError
 
 RESULTS = ROOT / "research" / "evidence" / "rates" / "runs.jsonl"
 
@@ -70,7 +71,11 @@ def main() -> int:
 
 def write_data(kind: str, records: str, folder: str) -> None:
     """Write what is trained on, and what is asked, as files that ``granite-scu train`` reads."""
-    made = lesson(kind, int(records))
+    try:
+        made = lesson(kind, int(records))
+    except (KeyError, ValueError, IndexError) as error:
+        raise UserError(f"--write {kind} {records}: give facts, style, format, text or code, and a number of records "
+                        "that there are") from error  # fmt: skip
     Path(folder).mkdir(parents=True, exist_ok=True)
     for name, part in (("train", made.train), ("test", made.held_out)):
         (Path(folder) / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in part))

@@ -221,7 +221,7 @@ def check_equilibrium_stop(config: ControlConfig) -> None:
         reason = f"its band of {Equilibrium.band:.0%} reaches to 1, which S cannot cross, so nothing can be shown"
         raise UserError(f"--stop-at-equilibrium: --target-s {config.target_s:g}: {reason}; take at most 0.9")
     own = find(config.controller).__dataclass_fields__.get("deadband")
-    if own is None:  # a law without one passes it over
+    if own is None:  # a law without one skips it
         return
     width: Any = own.default if config.deadband is None else config.deadband
     if width > 0:

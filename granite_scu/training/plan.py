@@ -1,4 +1,4 @@
-"""The plan of a run: what it trains on what, and what that will cost; as facts, and in words. Estimates are marked as
+"""The plan of a run: what it trains on what, and what that will cost; as facts, and as text. Estimates are marked as
 such."""
 
 from typing import Any
