@@ -11,7 +11,7 @@ from typing import Any
 
 from granite_scu.config.errors import UserError
 from granite_scu.control import AUTO, AutoSetpoint
-from granite_scu.control.laws.base import as_stored
+from granite_scu.control.laws.base import FORMERLY
 from research.comparison.protocol import EVAL_STEPS, PRECISION, TRAINING, VALIDATION_TOKENS, Task
 from research.comparison.record import BASE, fault, outcome
 from research.laws import LAWS
@@ -93,7 +93,8 @@ class Spec:
         for gains in (given, rule.get("law", {})):
             if gains.get("lead") == 0:
                 del gains["lead"]  # it came later: where a law does not look ahead, keys are what they were
-        return as_stored(given | rule)  # keys too are what they were
+        # Under the names that keys have had from the first.
+        return {FORMERLY.get(name, name): value for name, value in (given | rule).items()}
 
     @property
     def file(self) -> Path:

@@ -8,7 +8,7 @@ from statistics import covariance
 from typing import Any
 
 from granite_scu.control.diagnostics.fit import line
-from granite_scu.control.laws.base import STORED_AS, require, require_setpoint
+from granite_scu.control.laws.base import by_field, require, require_setpoint
 from granite_scu.control.units import per_cent
 
 NEXT, NOW, POSITION, LOG_LAMBDA, CHANGE = range(5)
@@ -275,11 +275,8 @@ class Equilibrium:
 
 def from_mappings(mappings: Sequence[Mapping[str, Any]]) -> tuple[Tick, ...]:
     """The window that ``as_stored`` made mappings of; nothing where ticks had other fields then."""
-    names = [field.name for field in fields(Tick)]
-    stored = [STORED_AS.get(name, name) for name in names]
-    if any(set(one) != set(stored) for one in mappings):
-        return ()
-    return tuple(Tick(*(one[name] for name in stored)) for one in mappings)
+    named, own = [by_field(Tick, one) for one in mappings], {field.name for field in fields(Tick)}
+    return tuple(Tick(**one) for one in named) if all(set(one) == own for one in named) else ()
 
 
 def _regression(a: Sequence[float], b: Sequence[float], y: Sequence[float]) -> tuple[float, tuple[float, float]]:

@@ -161,8 +161,11 @@ class Controller(Protocol[StateT]):
         """One tick. Pure: equal arguments give equal results, on every rank."""
 
 
-STORED_AS = {"lam": "reg_strength", "lams": "strengths", "lr_sum": "travel"}
-"""Fields that have other names in checkpoints and in ``scu_config.json``: those that they had first."""
+STORED_AS = {"lam": "lambda", "lams": "lambdas", "lr_sum": "travel"}
+"""Fields that have other names in checkpoints and in ``scu_config.json``."""
+
+FORMERLY = {"lam": "reg_strength", "lams": "strengths"}
+"""Their names in the checkpoints of earlier versions."""
 
 
 def as_stored(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,13 +184,18 @@ def restored(state: StateT, mapping: Mapping[str, Any]) -> StateT:
             has that did not exist yet when ``mapping`` was written.
         mapping: the state to go back to.
     """
-    called = {stored: name for name, stored in STORED_AS.items() if not hasattr(state, stored)}
-    named = {called.get(name, name): value for name, value in mapping.items()}
     found = {
         name: restored(getattr(state, name), value) if isinstance(value, Mapping) else _as_tuples(value)
-        for name, value in named.items()
+        for name, value in by_field(type(cast(Any, state)), mapping).items()
     }
     return cast(StateT, replace(cast(Any, state), **found))
+
+
+def by_field(kind: type, mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``as_stored`` made of a dataclass of that kind, under the names of its fields again."""
+    own = {field.name for field in fields(kind)}
+    called = {stored: name for table in (STORED_AS, FORMERLY) for name, stored in table.items()}
+    return {name if name in own else called.get(name, name): value for name, value in mapping.items()}
 
 
 def _as_tuples(value: Any) -> Any:
