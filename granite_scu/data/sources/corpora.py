@@ -50,7 +50,7 @@ def package_docs() -> list[Document]:
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root.parent)
         if _LEFT_OUT.isdisjoint(relative.parts):
-            new = [text for text in _docstrings(_utf8_text(path)) if text not in seen]
+            new = [text for text in docstrings(_utf8_text(path)) if text not in seen]
             seen.update(new)
             text = "\n\n".join(new)
             if len(text) >= _SHORTEST_DOCUMENT:
@@ -58,7 +58,7 @@ def package_docs() -> list[Document]:
     return documents
 
 
-def _docstrings(source: str) -> Iterator[str]:
+def docstrings(source: str) -> Iterator[str]:
     """Every docstring of a module, in the order of its source."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]

@@ -57,7 +57,7 @@ def test_package_docs_are_numpys_docstrings_and_not_its_code(package_docs):
 
 def test_docstrings_come_in_the_order_of_the_source():
     source = '"""One."""\nclass A:\n    """Two."""\n    def f(self):\n        """Three."""\ndef g():\n    """Four."""\n'
-    assert list(corpora._docstrings(source)) == ["One.", "Two.", "Three.", "Four."]
+    assert list(corpora.docstrings(source)) == ["One.", "Two.", "Three.", "Four."]
 
 
 def test_package_docs_share_no_document_with_the_pretraining_corpus(pretrained, package_docs):

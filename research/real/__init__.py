@@ -1,0 +1,1 @@
+"""Evidence on real models, by ``research/evidence/real/protocol.md``."""
