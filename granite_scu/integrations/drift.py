@@ -1,12 +1,14 @@
 """The general text that ``max_drift`` needs in a trainer of others, made ready as training begins."""
 
+import numpy as np
 from accelerate.utils import broadcast_object_list
 from rich.console import Console
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
-from granite_scu.config.settings import DataConfig, DriftConfig
-from granite_scu.evaluation import general_text, general_writing
+from granite_scu.config.settings import IGNORED, DataConfig, DriftConfig
+from granite_scu.data.tokens.stream import Stream
+from granite_scu.evaluation import answers, general_text, general_writing
 from granite_scu.evaluation.general_text import GeneralText
 from granite_scu.integrations.plant import TrainerPlant
 from granite_scu.model import base_digest
@@ -15,9 +17,18 @@ from granite_scu.model.modes import evaluation_mode
 LOOKED_AT = 64
 """Examples by which the length of all is judged."""
 
+TIMES_AS_MANY = 10
+"""Examples that are looked into for each question: not all need have one."""
+
 
 def obtain(
-    asked: DriftConfig, plant: TrainerPlant, tokenizer: PreTrainedTokenizerBase, seed: int, base: str, first: bool
+    asked: DriftConfig,
+    plant: TrainerPlant,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    base: str,
+    first: bool,
+    loader: DataLoader,
 ) -> GeneralText:
     """General text, the same in each process: the user's files, or what the base model writes.
 
@@ -28,6 +39,7 @@ def obtain(
         seed: of the draws.
         base: where the weights are from, under which what they write is kept; empty where nobody knows.
         first: whether this process is the one that reads and writes.
+        loader: has the examples that are trained on.
 
     Raises:
         UserError: there is none to be had.
@@ -41,9 +53,24 @@ def obtain(
         weights = base_digest.record(base) if base else None
         console = Console(stderr=True)
         with plant.as_it_began(), plant.precision(), evaluation_mode(model):
-            return general_writing.general_text(model, tokenizer, asked.general_tokens, seed, console, weights)
+            near = questions(loader, tokenizer, seed)
+            return general_writing.general_text(model, tokenizer, asked.general_tokens, seed, console, weights, near)
 
     return general_text.of_first_process(first, find, lambda found: broadcast_object_list([found])[0])
+
+
+def questions(loader: DataLoader, tokenizer: PreTrainedTokenizerBase, seed: int) -> list[str]:
+    """A sample of those that are trained on, as ``train`` draws it from the same chats; of a stream, and where labels
+    mask no question, none."""
+    if not hasattr(data := loader.dataset, "__len__") or not len(data):
+        return []
+    order = np.random.default_rng(seed).permutation(len(data))[: TIMES_AS_MANY * general_writing.BATCH]
+    batches = [loader.collate_fn([data[int(number)]]) for number in order]
+    rows = [(batch["input_ids"][0].numpy(), batch["labels"][0].numpy() != IGNORED) for batch in batches]
+    tokens, targets = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+    ends = np.cumsum([len(row) for row, _ in rows]) - 1
+    stream = Stream(tokens.astype(np.int32), ends, np.zeros(len(tokens), np.uint16), targets)
+    return [question.text for question in answers.questions_of(stream, tokenizer)[: general_writing.BATCH]]
 
 
 def tokens_per_step(loader: DataLoader, args: TrainingArguments) -> int:

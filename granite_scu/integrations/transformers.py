@@ -93,7 +93,8 @@ class ShannonCallback(TrainerCallback, ExportableState):
         gradient_clip: largest gradient norm, data and penalty together; 0 does not clip.
         held_out: tokenised examples for ``target_s="auto"``, as ``trainer.eval_dataset`` has them.
         max_drift: the budget of drift, a share of the bits that the base needs for general text, or "2%".
-        general_data: files of general text; auto lets the model write it as training begins.
+        general_data: files of general text; auto lets the model write it as training begins, near
+            the questions of the chats that are trained on.
         general_tokens: tokens of general text.
         **settings: other fields of ``ControlConfig``, such as kp, lambda_init, measure or actuator.
 
@@ -362,7 +363,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
             else:
                 # What another adapter makes the model write is not kept under the name of the base.
                 base = "" if self._origin else getattr(plant.language_model, "name_or_path", "")
-                text = obtain(self._drift, plant, tokenizer, args.seed, base, state.is_world_process_zero)
+                text = obtain(self._drift, plant, tokenizer, args.seed, base, state.is_world_process_zero, loader)
                 if state.is_world_process_zero:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     text.write(path, tokenizer)

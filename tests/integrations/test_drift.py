@@ -5,12 +5,25 @@ from functools import partial
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, Trainer
+from torch.utils.data import DataLoader
+from transformers import (
+    AutoModelForCausalLM,
+    DataCollatorForSeq2Seq,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+    Trainer,
+)
 
 from granite_scu.config.settings import (
     TINY_MODEL,
 )
+from granite_scu.data.sources.documents import Conversation
+from granite_scu.data.tokens.encoding import encode
+from granite_scu.evaluation.answers import questions_of
 from granite_scu.evaluation.general_text import Document, GeneralText
+from granite_scu.evaluation.general_writing import BATCH
+from granite_scu.integrations.drift import questions
 from granite_scu.integrations.transformers import ShannonCallback
 from granite_scu.model.drift import MARGIN
 from granite_scu.model.loading import load_tokenizer
@@ -68,6 +81,28 @@ def held(base, text, tokenizer, examples, trainer, ticks, tmp_path):
         return made, ticks(made)
 
     return run
+
+
+def test_general_text_is_near_the_questions_that_train_would_draw(tokenizer):
+    turns = [("What is it", "A ferry."), ("Who asks", "I do.")]
+    chats = [
+        Conversation(
+            "chat", "", messages=({"role": "user", "content": f"{asked} {i}?"}, {"role": "assistant", "content": said})
+        )
+        for i in range(2 * BATCH)
+        for asked, said in turns
+    ]
+    stream = encode(chats, tokenizer)
+    examples = [
+        {
+            "input_ids": tokens,
+            "labels": [token if counts else -100 for token, counts in zip(tokens, targets, strict=True)],
+        }
+        for start, stop in stream.bounds.tolist()
+        for tokens, targets in [(stream.tokens[start:stop].tolist(), stream.targets[start:stop].tolist())]
+    ]
+    loader = DataLoader(examples, collate_fn=DataCollatorForSeq2Seq(tokenizer))
+    assert questions(loader, tokenizer, 3) == [q.text for q in questions_of(stream, tokenizer, count=BATCH, seed=3)]
 
 
 def test_the_trainer_can_keep_the_best_adapter_within_the_budget(held):
