@@ -85,7 +85,7 @@ def run(cell: Cell, name: str, folder: Path) -> dict[str, Any]:
         place = Path(working)
         asked = _settings(cell, name, place, made, tokenizer, general) | _of_arm(cell, place, texts[cell.text])
         request = Request.from_dotted(asked)
-        request.trainer["callbacks"] = [measured]
+        request = replace(request, trainer=replace(request.trainer, callbacks=[measured]))
         try:
             prepared = prepare(request, Console(quiet=True))
             if cell.arm == "ziegler":

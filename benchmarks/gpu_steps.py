@@ -107,7 +107,7 @@ def train(device: str, case: training.Case, steps: int, flags: tuple[str, ...], 
     with tempfile.TemporaryDirectory() as folder:
         request = training.make_request(device, case, steps, flags, folder)
         try:
-            train(prepare(replace(request, trainer={**request.trainer, "callbacks": [callback]}), console))
+            train(prepare(replace(request, trainer=replace(request.trainer, callbacks=[callback])), console))
         except Enough:
             return
     raise RunFailed("the run ended before it had been looked at")

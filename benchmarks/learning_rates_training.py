@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def run(cell: Cell, name: str) -> dict[str, Any]:
             write(records, Path(folder, f"{part}.jsonl"))
         block = longest(made, loading.load_tokenizer(name))
         request = Request.from_dotted(_settings(cell, name, Path(folder), block))
-        request.trainer["callbacks"] = [asked]
+        request = replace(request, trainer=replace(request.trainer, callbacks=[asked]))
         try:
             prepared = prepare(request, Console(quiet=True))
             summary = train(prepared)

@@ -142,7 +142,7 @@ def take_steps(gate: Gate, cases: tuple[Flagged, ...]) -> None:
     def fit(flagged: Flagged, callback: L.Callback) -> None:
         with tempfile.TemporaryDirectory() as folder:
             request = training.make_request(gate.device, flagged.case, STEPS, flagged.flags, folder)
-            train(prepare(replace(request, trainer={**request.trainer, "callbacks": [callback]}), console))
+            train(prepare(replace(request, trainer=replace(request.trainer, callbacks=[callback])), console))
 
     class Measured(L.Callback):
         def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:

@@ -184,7 +184,7 @@ def run_ours(gate: Gate, case: Case, steps: int, flags: tuple[str, ...], plain: 
 
     with tempfile.TemporaryDirectory() as folder:
         request = make_request(gate.device, case, steps, flags, folder)
-        request = replace(request, trainer={**request.trainer, "callbacks": [_gated_callback(gate, case, plain)]})
+        request = replace(request, trainer=replace(request.trainer, callbacks=[_gated_callback(gate, case, plain)]))
         train(prepare(request, console))
 
 

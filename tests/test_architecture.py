@@ -88,7 +88,7 @@ def test_no_circle_of_imports():
 
 def test_what_one_must_know_does_not_grow():
     """Limits at what ``tools/house.py`` counts today: what is added makes room first, and lowers them where it can."""
-    assert len(house.recipe_imports(PACKAGE)) <= 37
+    assert len(house.recipe_imports(PACKAGE)) <= 35
     assert len(house.reach(PACKAGE, house.LOOP)) <= 139
     assert len(house.passage(PACKAGE, "learning_rate")) <= 7
     assert len(house.passage(PACKAGE, "output_dir")) <= 10

@@ -6,7 +6,7 @@ import pytest
 import torch
 from devices import T4
 
-from granite_scu.config.settings import BaseConfig, DataConfig, RunConfig
+from granite_scu.config.settings import BaseConfig, DataConfig, RunConfig, TrainerConfig
 from granite_scu.control import Fixed
 from granite_scu.control.loop import SKIPPED_IN_A_ROW
 from granite_scu.data.datamodule import TextDataModule
@@ -42,7 +42,7 @@ def test_refusals_of_what_the_card_lacks(monkeypatch):
 
 def test_a_lone_process_on_the_cpu(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    found = refusal(machine.resolve, BaseConfig(), RunConfig(multi_gpu=True), {"accelerator": "cpu", "precision": None})
+    found = refusal(machine.resolve, BaseConfig(), RunConfig(multi_gpu=True), TrainerConfig("cpu"))
     assert quoted(f"error: {found}")
 
 

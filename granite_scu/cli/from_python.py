@@ -1,6 +1,5 @@
 """The way in from Python, for notebooks and scripts: ``prepare`` and ``train`` as the command has them."""
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from granite_scu.cli import exit_codes, script_flags, validate
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.cli.train import carry_out
 from granite_scu.config.errors import UserError
-from granite_scu.config.flags import KEYS
+from granite_scu.config.flags import KEYS, in_python
 from granite_scu.config.request import Request
 from granite_scu.storage.run_folder import ANSWERS, METRICS, TRAINING_CONFIG, read_if_there, read_json
 from granite_scu.training import recipe
@@ -139,7 +138,8 @@ def _place(name: str) -> str:
         return f"--{name}"
     if flag not in KEYS and name not in script_flags.LAYERS:
         known = [*KEYS, *(f"--{each.replace('_', '-')}" for each in script_flags.LAYERS)]
-        raise UserError(f"prepare({name}=...): no such argument: {_in_python(script_flags.instead_of(flag, known))}")
+        instead = script_flags.instead_of(flag, known).replace("--help-all", "granite-scu train --help-all")
+        raise UserError(f"prepare({name}=...): no such argument: {in_python(instead)}")
     return KEYS.get(flag, name)
 
 
@@ -148,9 +148,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return value if isinstance(value, bool | int | float | str | dict) else str(value)
-
-
-def _in_python(words: str) -> str:
-    """Flags in a message, as arguments."""
-    words = words.replace("--help-all", "granite-scu train --help-all")
-    return re.sub(r"(?<!train )--([a-z0-9-]+)", lambda flag: flag[1].replace("-", "_"), words)

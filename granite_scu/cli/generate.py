@@ -18,7 +18,9 @@ from granite_scu.data.sources.files import unix
 from granite_scu.model.adapter_files import require_adapter
 
 if TYPE_CHECKING:
-    from granite_scu.evaluation.generate import Conversation
+    from transformers import PreTrainedModel
+
+    from granite_scu.evaluation.generate import Conversation, Texts
     from granite_scu.model.adapters import Switch
 
 EXAMPLES = (
@@ -70,10 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code."""
     require_adapter(Path(options.run).expanduser(), str(options.run))
-    script_flags.check_template(options)
-    for flag in ("--chat-template", "--chat-template-args", "--system"):
-        if getattr(options, flag.removeprefix("--").replace("-", "_")) and not options.chat:
-            raise UserError(f"{flag}: is for a question; give --chat, or leave it out")
+    _check_chat(options)
     sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.seed)
     talking = options.chat and options.prompt is None and options.prompt_file is None
     prompt = "" if talking else read_prompt(options.prompt, options.prompt_file)
@@ -100,34 +99,57 @@ def run(options: argparse.Namespace) -> int:
     model, switches = load_adapted(base, {adapter.label: adapter.folder}, dtype, device)
     base_digest.check(adapter.training, adapter.label, base.name, refuse=False)
 
-    def write(switch: "Switch", sink: Callable[[str], None]) -> None:
-        with switch():
-            generate.stream(model, tokenizer, inputs, sampling, sink)
-
-    headings = (f"base: {base.name}", f"adapter: {options.run}")
-    texts = {heading: partial(write, switch) for heading, switch in zip(headings, switches, strict=True)}
     wide = console.is_terminal and console.width >= generate.MIN_WIDTH
-    show = generate.print_side_by_side if wide else generate.print_in_turn
-    if not talking:
-        show(texts, console)
-        return 0
+    show = partial(generate.print_side_by_side if wide else generate.print_in_turn, console=console)
+    named = dict(zip((f"base: {base.name}", f"adapter: {options.run}"), switches, strict=True))
+    if talking:
+        most = getattr(loading.load_model_config(base.name), "max_position_embeddings", None)
+        kept = {heading: generate.Conversation(tokenizer, most, base.name, read_as) for heading in named}
+        _hold(kept, model, named, sampling, show)
+    else:
+        write = partial(generate.stream, model, tokenizer, inputs, sampling)
+        show({heading: partial(_under, switch, write) for heading, switch in named.items()})
+    return 0
 
-    # A conversation with each of the two, which may answer differently.
-    most = getattr(loading.load_model_config(base.name), "max_position_embeddings", None)
-    conversations = [generate.Conversation(tokenizer, most, base.name, read_as) for _ in headings]
 
-    def answer(switch: "Switch", conversation: "Conversation", question: str, sink: Callable[[str], None]) -> None:
-        with switch():
-            conversation.answer(model, question, sampling, sink)
+def _check_chat(options: argparse.Namespace) -> None:
+    """Refuse what says how a question is put where none is. Raises UserError."""
+    script_flags.check_template(options)
+    for flag in ("--chat-template", "--chat-template-args", "--system"):
+        if getattr(options, flag.removeprefix("--").replace("-", "_")) and not options.chat:
+            raise UserError(f"{flag}: is for a question; give --chat, or leave it out")
+
+
+def _under(switch: "Switch", write: Callable[[Callable[[str], None]], object], sink: Callable[[str], None]) -> None:
+    """Write with the adapter on or off."""
+    with switch():
+        write(sink)
+
+
+def _hold(
+    conversations: "dict[str, Conversation]",
+    model: "PreTrainedModel",
+    switches: "dict[str, Switch]",
+    sampling: Sampling,
+    show: "Callable[[Texts], None]",
+) -> None:
+    """Hold a conversation with base and adapter, which may answer differently.
+
+    Args:
+        conversations: by heading.
+        model: answers.
+        switches: by heading, the adapter on or off.
+        sampling: of the answers.
+        show: writes them.
+    """
 
     def ask(question: str) -> None:
-        for conversation in conversations:  # none answers where one is full
+        for conversation in conversations.values():  # none answers where one is full
             conversation.inputs(question, sampling.max_new_tokens)
-        each = zip(headings, switches, conversations, strict=True)
-        show({heading: partial(answer, switch, kept, question) for heading, switch, kept in each}, console)
+        answers = {name: partial(each.answer, model, question, sampling) for name, each in conversations.items()}
+        show({name: partial(_under, switches[name], answer) for name, answer in answers.items()})
 
-    converse(ask, reset=lambda: [conversation.turns.clear() for conversation in conversations])
-    return 0
+    converse(ask, reset=lambda: [conversation.turns.clear() for conversation in conversations.values()])
 
 
 def read_prompt(text: str | None, file: str | None) -> str:

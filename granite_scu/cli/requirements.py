@@ -95,16 +95,16 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
         preset: ``--hardware``, also one that there is not.
     """
     base, trainer = request.base, request.trainer
-    device = detect(trainer["accelerator"])
-    gpu, has_gpu = trainer["accelerator"] != "cpu", torch.cuda.is_available()
+    device = detect(trainer.accelerator)
+    gpu, has_gpu = trainer.accelerator != "cpu", torch.cuda.is_available()
     no_gpu, get_gpu = ("", "") if has_gpu else nvml.why_no_cuda()
     get_gpu = get_gpu if gpu else ""
     runs_on = "the run trains on it" if has_gpu else REFUSED
     cpu = "not used: --accelerator cpu" if has_gpu else "the run trains on the CPU"
     built = f"{torch.__version__}, built {f'for CUDA {torch.version.cuda}' if torch.version.cuda else 'without CUDA'}"
     python = sys.version_info[:2]
-    asked = SHORT_PRECISIONS.get(trainer["precision"], trainer["precision"] or "auto")
-    precision, refusal = attempt(resolve_precision, trainer["precision"], device)
+    asked = SHORT_PRECISIONS.get(trainer.precision, trainer.precision or "auto")
+    precision, refusal = attempt(resolve_precision, trainer.precision, device)
     trains = f"the run trains in {SHORT_PRECISIONS.get(precision)}"
     checks = [
         # name, what is found, whether it serves, whether the run needs it, what that means, and what fixes it
@@ -124,7 +124,7 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
         *_number_formats(request.run.tf32, device),
         _bitsandbytes(base.quantize_4bit),
         _flash_attention(base.attention, base.name, request.data.isolate_documents, device, precision),
-        _mamba_kernels(base.kernels, bool(trainer["deterministic"]), base.name, device.kind, precision),
+        _mamba_kernels(base.kernels, bool(trainer.deterministic), base.name, device.kind, precision),
         _model(base.name),
         _run_folder(request),
         *([_loggers(request.run)] if request.run.loggers else []),

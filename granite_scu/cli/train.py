@@ -149,7 +149,7 @@ def dry_run(layers: Layers, as_json: bool) -> int:
     console = make_console(stderr=as_json)
     request = layers.request()
     quiet(console)
-    card = presets.absent(request.hardware, request.trainer["accelerator"], request.run.gpus)
+    card = presets.absent(request.hardware, request.trainer.accelerator, request.run.gpus)
     if card and request.run.multi_gpu and request.run.gpus is None:
         log.warning("--multi-gpu: of a card that is not here it is not known how many; --gpus says it")
     tokenizer = _tokenizer_to_plan_with(request.base.name)

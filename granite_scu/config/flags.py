@@ -4,6 +4,7 @@ Name, type, choices, default and meaning of a flag are those of the configuratio
 docstring; ``_SHOWN`` says what differs. ``cli.script_flags`` makes the parser of the table, and translates.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from types import NoneType
@@ -236,6 +237,12 @@ NAMES = {flag.key: flag.name for flag in FLAGS.values()}
 
 KEYS = {flag.name: flag.key for flag in FLAGS.values()}
 """The dotted key that each flag is another name of."""
+
+
+def in_python(message: str) -> str:
+    """A message about flags, as one about Python's arguments: these are called like the flags, with underscores."""
+    return re.sub(r"(?<!train )--([a-z0-9-]+)", lambda flag: flag[1].replace("-", "_"), message)
+
 
 COMMONEST = (
     "--model", "--data-dir", "--validation-data", "--test-data", "--system", "--output-dir", "--max-steps",

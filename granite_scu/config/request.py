@@ -35,7 +35,6 @@ class Request:
     """Everything that describes a run. Making one refuses settings of several groups that contradict one another.
 
     Attributes:
-        trainer: a ``TrainerConfig`` by name.
         seed: of everything random.
         yaml: the resolved configuration as YAML, which feeds straight back into the CLI.
         hardware: the preset whose values are in it; null where none was asked for.
@@ -50,7 +49,7 @@ class Request:
     control: ControlConfig
     drift: DriftConfig
     run: RunConfig
-    trainer: dict[str, Any]
+    trainer: TrainerConfig
     seed: int
     yaml: str = field(repr=False)
     hardware: str | None = None
@@ -71,7 +70,7 @@ class Request:
                 "(--held-out-share 0); leave it out, or give --validation-data",
             ),
             (
-                base.kernels in ("cuda", "hub") and self.trainer["deterministic"],
+                base.kernels in ("cuda", "hub") and self.trainer.deterministic,
                 f"--kernels {base.kernels}: compiled kernels may add in any order, and --deterministic wants one; drop "
                 "one",
             ),
@@ -109,8 +108,7 @@ class Request:
     @property
     def blocks_per_step(self) -> int:
         """Blocks of an optimizer step on each device."""
-        accumulated: int = self.trainer["accumulate_grad_batches"]
-        return self.data.batch_size * accumulated
+        return self.data.batch_size * self.trainer.accumulate_grad_batches
 
     @property
     def changed(self) -> list[str]:
@@ -126,9 +124,8 @@ class Request:
             group, _, name = key.partition(".")
             written[group][name] = value
             groups.setdefault(group, {})[name] = value
-        trainer = vars(TrainerConfig(**self.trainer | groups.pop("trainer", {})))
         changed: dict[str, Any] = {group: replace(getattr(self, group), **named) for group, named in groups.items()}
-        return replace(self, trainer=trainer, yaml=yaml.safe_dump(written, sort_keys=False), **changed)
+        return replace(self, yaml=yaml.safe_dump(written, sort_keys=False), **changed)
 
     @classmethod
     def from_dotted(
@@ -167,8 +164,7 @@ class Request:
         parser = settings_parser()
         built = parser.instantiate_classes(parsed)
         return cls(
-            **{group: built[group] for group in flags.GROUPS},
-            trainer=dict(vars(built["trainer"])),
+            **{group: built[group] for group in flags.SETTINGS},
             seed=parsed["seed_everything"],
             yaml=parser.dump(parsed, skip_none=False),
             hardware=hardware,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 import torch
@@ -17,7 +17,7 @@ import torch
 from granite_scu import hardware
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.config.settings import SHORT_PRECISIONS, BaseConfig, RunConfig
+from granite_scu.config.settings import SHORT_PRECISIONS, BaseConfig, RunConfig, TrainerConfig
 from granite_scu.hardware import presets
 from granite_scu.hardware.detection import Device
 from granite_scu.hardware.nvml import dotted, no_cuda
@@ -87,7 +87,7 @@ class Machine:
 def resolve(
     base: BaseConfig,
     run: RunConfig,
-    trainer: dict[str, Any],
+    trainer: TrainerConfig,
     isolate: bool = False,
     card: hardware.Device | None = None,
 ) -> Machine:
@@ -103,23 +103,23 @@ def resolve(
     Raises:
         UserError: this machine, or the card, lacks something that was asked for.
     """
-    accelerator = "cuda" if card else hardware.resolve_accelerator(trainer["accelerator"])
+    accelerator = "cuda" if card else hardware.resolve_accelerator(trainer.accelerator)
     device = card or hardware.detect(accelerator)
     devices, nodes = processes_for(run.on_several, device.kind, gpus_of(run.gpus, device))
     if device.kind == "cuda" and devices > 1 and not card:
         device = hardware.least_capable(gpus := hardware.detect_all()[:devices])
         _tell_of_unlike(gpus, device)
-    precision = hardware.resolve_precision(trainer["precision"], device)
+    precision = hardware.resolve_precision(trainer.precision, device)
     if warning := slow_four_bits(base.quantize_4bit, precision, device):
         log.warning(warning)
     if run.fsdp:
         _check_sharding(devices * nodes)
     attention = attention_for(base.attention, device.supports_flash, precision, isolate)
-    kernels = kernels_for(base.kernels, bool(trainer.get("deterministic")))
+    kernels = kernels_for(base.kernels, bool(trainer.deterministic))
     tf32 = run.tf32 and device.supports_tf32
     compiled = not run.fsdp and compiles(device, here=not card) if base.compile is None else base.compile
     if compiled:
-        _check_graphs(base.compile_mode, trainer.get("accumulate_grad_batches", 1), device)
+        _check_graphs(base.compile_mode, trainer.accumulate_grad_batches, device)
     free = device.memory_gb if device.kind == "cuda" else psutil.virtual_memory().available / hardware.GIB
     return Machine(device, accelerator, precision, devices, nodes, attention, kernels, compiled, run.fsdp, tf32, free)
 
@@ -133,7 +133,7 @@ def resolve_request(request: Request, card: hardware.Device | None = None) -> Ma
     try:
         return resolve(request.base, request.run, request.trainer, request.data.isolate_documents, card)
     except UserError as error:  # what a preset asks for is in no flag that was given
-        device = hardware.detect(asked := request.trainer["accelerator"])
+        device = hardware.detect(asked := request.trainer.accelerator)
         warning = presets.mismatch(request.hardware, device)
         if warning and (device.kind == "cuda" or asked == "cpu"):  # otherwise it is a GPU that is missing
             raise UserError(f"{error}; {warning}") from error

@@ -1,7 +1,6 @@
 """The control loop in transformers' ``Trainer`` and TRL's ``SFTTrainer``, for any PEFT LoRA model: one callback."""
 
 import logging
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.trainer_callback import ExportableState
 
 from granite_scu.config.errors import Diverged, UserError
+from granite_scu.config.flags import in_python
 from granite_scu.config.request import check_budget
 from granite_scu.config.settings import (
     DEFAULT_EVERY,
@@ -418,7 +418,7 @@ def _of_arguments() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise ValueError(re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), str(error))) from None
+        raise ValueError(in_python(str(error))) from None
 
 
 def _of_length(law: Controller, every: int, steps: int) -> Controller:

@@ -1,7 +1,7 @@
 """The Trainer of a run, with its callbacks in their order: what ends the run, measures, keeps and shows it."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from granite_scu.training.callbacks.threads import FreeCores, may_change
 from granite_scu.training.callbacks.throughput import Monitor, Stopwatch
 from granite_scu.training.callbacks.utilisation import UtilisationWatch
 from granite_scu.training.learning_rate import PlannedRates
+from granite_scu.training.loggers import RunLogger
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun, validations
 from granite_scu.training.trainer import OwnPatience, TimeLimit, build_trainer
@@ -41,11 +42,12 @@ log = logging.getLogger(__name__)
 
 
 class Assembled(NamedTuple):
-    """The Trainer, and those of its callbacks that the recipe speaks to."""
+    """The Trainer, and those of its callbacks and loggers that the recipe speaks to."""
 
     trainer: L.Trainer
     best: BestAdapter
     final: FinalScore
+    loggers: list[RunLogger]
 
 
 def assemble(
@@ -54,7 +56,6 @@ def assemble(
     final_score: Callable[..., FinalScore],
     questions: Callable[..., L.Callback] | None,
     resume_command: str,
-    loggers: Sequence[Logger],
 ) -> Assembled:
     """The Trainer; each callback comes after those whose work it needs.
 
@@ -72,7 +73,7 @@ def assemble(
     steering = ShannonControl(run.controller, every, stopwatch, record, monitor, told, plant)
     needs_benefit = getattr(run.controller, "needs_benefit", False)
     savings = Savings(steering.set_benefit, stopwatch) if needs_benefit else None
-    free = may_change(run.machine.accelerator, bool(run.request.trainer.get("deterministic")))
+    free = may_change(run.machine.accelerator, bool(run.request.trainer.deterministic))
     measuring = [FreeCores() if free else None, drift, stopwatch, AdapterAudit(), steering, reachability, savings, line]
 
     # What keeps it: the best adapter so far, checkpoints, and one more of them where a signal stops it.
@@ -86,6 +87,7 @@ def assemble(
     final = final_score(run.folder, run.console, best, *measured, stoppers, drift)
     asking = _asking(run, questions, final, line)
 
+    loggers = [RunLogger(name) for name in run.request.run.loggers]
     trainer = build_trainer(
         run.request.trainer,
         run.machine,
@@ -95,13 +97,13 @@ def assemble(
         loggers=[*_files(run.folder.path / "logs", f"from-{run.resume.path.name}" if run.resume else ""), *loggers],
         plugin=AdapterCheckpointIO(module),
     )
-    return Assembled(trainer, best, final)
+    return Assembled(trainer, best, final, loggers)
 
 
 def _stoppers(run: PreparedRun) -> list[EquilibriumStop | OwnPatience | TimeLimit]:
     """What may end the run before its last step, the most telling reason first: the time may also run out after
     another one, in the last validation."""
-    asked, max_time = run.request.run, run.request.trainer["max_time"]
+    asked, max_time = run.request.run, run.request.trainer.max_time
     window, every = asked.stop_at_equilibrium, run.request.control.every
     return [
         *([EquilibriumStop(Equilibrium(run.setpoint, window), every)] if window else []),
@@ -149,7 +151,7 @@ def _monitor(run: PreparedRun) -> Monitor:
 
 def _progress_line(run: PreparedRun) -> ProgressLine:
     return ProgressLine(
-        run.request.trainer["log_every_n_steps"],
+        run.request.trainer.log_every_n_steps,
         run.console,
         lambda done: validations(run.length.steps, done, run.intervals.validation),
         run.scored_blocks / max(1, run.validation_blocks),

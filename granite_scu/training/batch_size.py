@@ -79,13 +79,13 @@ def prove(run: PreparedRun) -> PreparedRun:
             predicted = memory_budget.predict(request, run.machine).total
             log.info(
                 "--auto-batch-size: %d x %d tokens, accumulated %d times, take %.2f GiB of %.2f (predicted: %.2f)",
-                *(size, request.data.block_size, request.trainer["accumulate_grad_batches"]),
+                *(size, request.data.block_size, request.trainer.accumulate_grad_batches),
                 *(taken / GIB, allowed / GIB, predicted / GIB),
             )
             # As if it had been given, also in the YAML that the run folder keeps.
             found = {
                 "data.batch_size": size,
-                "trainer.accumulate_grad_batches": request.trainer["accumulate_grad_batches"],
+                "trainer.accumulate_grad_batches": request.trainer.accumulate_grad_batches,
                 "run.auto_batch_size": False,
             }
             return replace(tried, request=request.with_values(found))
@@ -105,7 +105,7 @@ def _try(run: PreparedRun) -> int | None:
     """The most bytes that training takes on top of what the process held; None where there are not so many."""
     device = run.machine.torch_device.type
     before = reset_peak_memory(device)
-    accumulated = min(2, run.request.trainer["accumulate_grad_batches"])  # gradients are there all the time
+    accumulated = min(2, run.request.trainer.accumulate_grad_batches)  # gradients are there all the time
     try:
         ticks = [_Tick()] if run.controller.needs_slopes else []
         _short_training(run, STEPS, STEPS, ticks, limit_val_batches=1, accumulate_grad_batches=accumulated)
@@ -128,10 +128,9 @@ def _short_training(run: PreparedRun, steps: int, eval_steps: int, callbacks: li
         steps: optimizer steps.
         eval_steps: optimizer steps between validations.
         callbacks: what finds something out.
-        changed: arguments of Lightning's Trainer that differ from the run's.
+        changed: settings of Lightning's Trainer that differ from the run's.
     """
-    settings = run.request.trainer | {"callbacks": None, "logger": None} | changed
-    max_time = settings["max_time"]
+    settings = replace(run.request.trainer, callbacks=None, logger=None, **changed)
     with isolate_rng():
         module = build_module(run, compile=False)
         try:
@@ -141,7 +140,7 @@ def _short_training(run: PreparedRun, steps: int, eval_steps: int, callbacks: li
                 run.machine,
                 steps=steps,
                 eval_steps=eval_steps,
-                callbacks=[*([TimeLimit(max_time)] if max_time else []), *callbacks],
+                callbacks=[*([TimeLimit(settings.max_time)] if settings.max_time else []), *callbacks],
                 loggers=[],
                 plugin=AdapterCheckpointIO(module),
             )

@@ -70,8 +70,8 @@ def fitted(
         UserError: the text makes no blocks.
     """
     given = {key: value for key in request.given if (value := _value(request, key)) is not None}
-    trainer = request.trainer
-    usual = defaults.Usual(request.data.batch_size, trainer["accumulate_grad_batches"], request.data.block_size)
+    accumulated = request.trainer.accumulate_grad_batches
+    usual = defaults.Usual(request.data.batch_size, accumulated, request.data.block_size)
     text, lines = cut_to_fit(data, tokenizer, config, usual, "data.block_size" in given, processes)
     request = request.with_values({"data.block_size": data.config.block_size})
     cut = defaults.Cut(
@@ -128,7 +128,5 @@ def cut_to_fit(
 def _value(request: Request, key: str) -> Any:
     """What a request has under a dotted key; None for a number of steps that says that there is none."""
     group, _, name = key.partition(".")
-    if group == "trainer":
-        value = request.trainer.get(name)
-        return None if key == "trainer.max_steps" and value == -1 else value
-    return getattr(getattr(request, group, None), name, None)
+    value = getattr(getattr(request, group, None), name, None)
+    return None if key == "trainer.max_steps" and value == -1 else value

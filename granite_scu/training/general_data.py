@@ -24,7 +24,7 @@ def read(
     rows: int | None,
     sharded: bool,
 ) -> GeneralText | None:
-    """The general text of a run that holds drift, before its model is loaded; None where the base model is to write it.
+    """The general text of a run, before its model is loaded; None where it holds no drift, or the base model writes it.
 
     Args:
         request: what is asked for.
@@ -37,6 +37,8 @@ def read(
     Raises:
         UserError: the text cannot be read, is too short or of another template, or the model cannot write one.
     """
+    if not request.drift.max_drift:
+        return None
     asked, kept = request.drift, resume and resume.path.parent / GENERAL
     if kept and kept.is_file():
         return general_text.read(kept, tokenizer, rows)

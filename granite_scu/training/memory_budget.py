@@ -48,7 +48,7 @@ def setting_of(request: Request, machine: Machine) -> memory.Setting:
 def with_batch(request: Request, size: int) -> Request:
     """The same request in micro-batches of ``size`` blocks; a divisor of the step's blocks, which stay as many."""
     assert request.blocks_per_step % size == 0
-    trainer = request.trainer | {"accumulate_grad_batches": request.blocks_per_step // size}
+    trainer = replace(request.trainer, accumulate_grad_batches=request.blocks_per_step // size)
     return replace(request, data=replace(request.data, batch_size=size), trainer=trainer)
 
 
@@ -121,7 +121,7 @@ def _flags(before: Request, after: Request) -> str:
     """What differs, as the script's flags."""
     settings = (
         ("--batch-size {}", before.data.batch_size, after.data.batch_size),
-        ("--gradient-accumulation-steps {}", *(r.trainer["accumulate_grad_batches"] for r in (before, after))),
+        ("--gradient-accumulation-steps {}", *(r.trainer.accumulate_grad_batches for r in (before, after))),
         ("--gradient-checkpointing", before.base.gradient_checkpointing, after.base.gradient_checkpointing),
         ("--4bit-quantization", before.base.quantize_4bit, after.base.quantize_4bit),
         ("--block-size {}", before.data.block_size, after.data.block_size),

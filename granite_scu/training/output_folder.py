@@ -151,7 +151,7 @@ def training_config(run: PreparedRun) -> dict:
     return {
         **{name: asdict(getattr(request, name)) for name in groups},
         **({"start": run.start.record()} if run.start else {}),
-        "trainer": {k: v for k, v in request.trainer.items() if isinstance(v, str | int | float | None)},
+        "trainer": {k: v for k, v in vars(request.trainer).items() if isinstance(v, str | int | float | None)},
         "seed": request.seed,
         "changed": request.changed,
         "given": sorted(request.given),

@@ -156,9 +156,9 @@ def _memory_facts(request: Request, machine: Machine) -> dict[str, Any]:
     return {
         "batch_size": request.data.batch_size,
         "auto_batch_size": request.run.auto_batch_size,
-        "gradient_accumulation_steps": request.trainer["accumulate_grad_batches"],
+        "gradient_accumulation_steps": request.trainer.accumulate_grad_batches,
         "batch": f"{request.data.batch_size} x {request.data.block_size} tokens, accumulated "
-        f"{request.trainer['accumulate_grad_batches']} times",
+        f"{request.trainer.accumulate_grad_batches} times",
         "memory_gib_estimate": round(footprint.total / hardware.GIB, 3),
         "memory_parts": memory_budget.describe(footprint),
         "memory_gib_allowed": round(allowed / hardware.GIB, 3),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from granite_scu.config.request import Request
+from granite_scu.config.settings import TrainerConfig
 from granite_scu.control import PI, Controller
 from granite_scu.control.diagnostics.reachability import OTHER_WAYS
 from granite_scu.control.laws.auto import FREE, SHORT, START
@@ -122,11 +123,11 @@ def _long_warmup(warmup: int, steps: int) -> str | None:
     return f"--warmup-steps {warmup}: {much}; --warmup-steps {steps // 10} takes a tenth"
 
 
-def _few_steps(epochs: float | None, trainer: dict[str, Any], steps: int) -> str | None:
-    shortened = trainer["max_steps"] > 0 and steps >= trainer["max_steps"]
+def _few_steps(epochs: float | None, trainer: TrainerConfig, steps: int) -> str | None:
+    shortened = trainer.max_steps > 0 and steps >= trainer.max_steps
     if epochs is None or shortened or steps >= HANDFUL:
         return None
-    accumulated = trainer["accumulate_grad_batches"]
+    accumulated = trainer.accumulate_grad_batches
     more = f"--num-epochs {math.ceil(epochs * HANDFUL / steps)} makes {HANDFUL} or more"
     if accumulated > 1:
         more = f"--gradient-accumulation-steps 1 makes about {steps * accumulated} of the same text"

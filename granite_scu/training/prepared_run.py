@@ -105,7 +105,7 @@ class PreparedRun:
     @property
     def validation_blocks(self) -> int:
         """Blocks that a validation reads, over all devices."""
-        data, limit = self.request.data, self.request.trainer["limit_val_batches"]
+        data, limit = self.request.data, self.request.trainer.limit_val_batches
         most = int(limit) * (data.eval_batch_size or data.batch_size) * self.machine.world_size
         return min(most, len(self.data.validation))
 
@@ -123,9 +123,8 @@ class PreparedRun:
 
 def length_of(request: Request, n_blocks: int, n_tokens: int, processes: int) -> RunLength:
     """Steps and tokens of a run over so many training blocks with so many supervised tokens."""
-    trainer = request.trainer
-    blocks = request.blocks_per_step * processes
-    limits = [trainer["max_steps"]] if trainer["max_steps"] > 0 else []
+    blocks, most = request.blocks_per_step * processes, request.trainer.max_steps
+    limits = [most] if most > 0 else []
     if request.data.num_epochs is not None:
         # Rounded up, so that the passes asked for are complete.
         limits.append(math.ceil(request.data.num_epochs * (n_blocks / blocks)))

@@ -18,14 +18,13 @@ from granite_scu.training.base import open_base, settle_machine
 from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.continuing import check_base, check_continued, check_resumable, run_to_its_end
 from granite_scu.training.controller import check_controller, check_held_out, settle_law
-from granite_scu.training.early_checks import check_loggers
 from granite_scu.training.fitting import build_data, fit_to_text
-from granite_scu.training.loggers import RunLogger, logging_to
+from granite_scu.training.loggers import logging_to
 from granite_scu.training.output_folder import is_main, locked_run_folder, open_run_folder
 from granite_scu.training.preflight import announce
 from granite_scu.training.prepared_run import PreparedRun, build_module, length_of
 from granite_scu.training.resume import attribute_errors_to_checkpoint, open_checkpoint, with_checkpoint_settings
-from granite_scu.training.trainer import given_objects
+from granite_scu.training.trainer import check_trainer
 
 
 def prepare(
@@ -51,8 +50,7 @@ def prepare(
         UserError: the request cannot be met on this machine, or its data is wrong.
     """
     # What no machine and no text can change.
-    given_objects(request.trainer)
-    check_loggers(request.run.loggers, request.run.logger_offline)
+    check_trainer(request)
     check_controller(request, controller)
 
     # The checkpoint that the run continues from.
@@ -81,9 +79,7 @@ def prepare(
     request, law = settle_law(request, controller, length.steps)
     if law.needs_slopes and not resume:  # else it continues with the data and the batch that it has
         check_held_out(data.validation.n_blocks, min(asked, request.data.batch_size), machine.world_size)
-    general = None
-    if request.drift.max_drift:
-        general = general_data.read(request, resume, data, base.tokenizer, base.rows, machine.sharded)
+    general = general_data.read(request, resume, data, base.tokenizer, base.rows, machine.sharded)
     run = PreparedRun(
         request=request,
         console=console,
@@ -138,8 +134,7 @@ def train(
                 check_base(run.resume, run.request.base.name)
 
             # What measures, steers, scores and saves.
-            loggers = [RunLogger(name) for name in run.request.run.loggers]
-            trainer, best, final = assemble(run, module, final_score, questions, resume_command, loggers)
+            trainer, best, final, loggers = assemble(run, module, final_score, questions, resume_command)
             if run.resume:
                 with attribute_errors_to_checkpoint(run.resume):
                     module.on_load_checkpoint(run.resume.state)

@@ -91,7 +91,7 @@ def with_checkpoint_settings(request: Request, resume: Resume) -> Request:
     Raises:
         UserError: the checkpoint has a value that its setting cannot have.
     """
-    has_length = request.trainer["max_steps"] > 0 or request.data.num_epochs is not None
+    has_length = request.trainer.max_steps > 0 or request.data.num_epochs is not None
     keys = [*AS_BEFORE, *(() if has_length else ("trainer.max_steps",))]
     before = resume.state["settings"]
     unset = [key for key in keys if key not in request.given]
@@ -144,7 +144,7 @@ def settings_that_affect_numbers(
     for group, kind in flags.GROUPS.items():
         every = asdict(getattr(request, group))
         found |= {f"{group}.{k}": v for k, v in every.items() if k not in kind.NO_INFLUENCE}
-    found |= {f"trainer.{name}": request.trainer[name] for name in OF_THE_TRAINER}
+    found |= {f"trainer.{name}": getattr(request.trainer, name) for name in OF_THE_TRAINER}
     found |= {"control.target_s": setpoint, "run.eval_steps": eval_steps, "seed_everything": request.seed}
     found |= {"device": machine.accelerator, "attention in use": machine.attention}
     found |= {"TF32 in use": machine.tf32}

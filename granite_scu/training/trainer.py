@@ -19,22 +19,31 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from granite_scu.config.errors import RunFailed, Stopped, UserError
+from granite_scu.config.request import Request
+from granite_scu.config.settings import TrainerConfig
 from granite_scu.data.workers import errors_in_one_line
 from granite_scu.hardware.machine import Machine
+from granite_scu.training.early_checks import check_loggers
 
 LOST_AFTER = timedelta(minutes=10)
 """What a process waits for the others before it takes them for lost. None does anything alone for that long."""
 
 
-def given_objects(settings: dict[str, Any]) -> dict[str, list]:
+def check_trainer(request: Request) -> None:
+    """Refuse loggers that cannot log, and objects that the user gives of which one cannot be made. Raises UserError."""
+    given_objects(request.trainer)
+    check_loggers(request.run.loggers, request.run.logger_offline)
+
+
+def given_objects(settings: TrainerConfig) -> dict[str, list]:
     """The loggers, callbacks and plugins that the user gives, made where they are described by ``class_path``.
 
     Raises:
         UserError: a description that Lightning's Trainer does not take.
     """
     names = ("logger", "callbacks", "plugins")
-    made = {name: _made(name, settings[name]) if settings.get(name) else None for name in names}
-    return {name: _as_list(value) for name, value in made.items()}
+    given = {name: getattr(settings, name) for name in names}
+    return {name: _as_list(_made(name, value) if value else None) for name, value in given.items()}
 
 
 def _made(name: str, described: Any) -> Any:
@@ -97,7 +106,7 @@ class OwnPatience(EarlyStopping):
 
 
 def build_trainer(
-    settings: dict[str, Any],
+    asked: TrainerConfig,
     machine: Machine,
     *,
     steps: int,
@@ -109,7 +118,7 @@ def build_trainer(
     """The Trainer.
 
     Args:
-        settings: a ``TrainerConfig`` by name; of these ``max_time`` is a ``TimeLimit`` among the callbacks.
+        asked: of it; its ``max_time`` is a ``TimeLimit`` among the callbacks.
         machine: devices, processes and precision.
         steps: optimizer steps of the run.
         eval_steps: optimizer steps between validations; None never validates.
@@ -120,12 +129,13 @@ def build_trainer(
     Raises:
         UserError: Lightning refuses the combination.
     """
-    given = given_objects(settings)
-    settings = settings | {"max_time": None, "benchmark": _cudnn_benchmark(settings, machine.accelerator)}
+    given = given_objects(asked)
     # broadcast_buffers: the module's sums differ between ranks until they are reduced, and must not be overwritten.
     kind = ShardedBase if machine.sharded else DDPStrategy
     several = kind(broadcast_buffers=False, timeout=LOST_AFTER) if machine.world_size > 1 else "auto"
-    settings |= {
+    settings = vars(asked) | {
+        "max_time": None,
+        "benchmark": _cudnn_benchmark(asked, machine.accelerator),
         "accelerator": machine.accelerator,
         "devices": machine.devices,
         "num_nodes": machine.nodes,
@@ -133,7 +143,7 @@ def build_trainer(
         "precision": machine.precision,
         "max_steps": steps,
         "max_epochs": -1,  # the loader has no end; the steps have
-        "val_check_interval": eval_steps * settings["accumulate_grad_batches"] if eval_steps else None,
+        "val_check_interval": eval_steps * asked.accumulate_grad_batches if eval_steps else None,
         "check_val_every_n_epoch": None,
         "num_sanity_val_steps": 0,
         "enable_progress_bar": False,
@@ -155,10 +165,9 @@ def build_trainer(
     return trainer
 
 
-def _cudnn_benchmark(settings: dict[str, Any], accelerator: str) -> bool:
+def _cudnn_benchmark(asked: TrainerConfig, accelerator: str) -> bool:
     """Whether cuDNN searches for the fastest convolution, which may be another one in the next run."""
-    asked = settings.get("benchmark")
-    return accelerator == "cuda" and not settings.get("deterministic") if asked is None else asked
+    return accelerator == "cuda" and not asked.deterministic if asked.benchmark is None else asked.benchmark
 
 
 def _leave_signals_alone(trainer: L.Trainer) -> None:

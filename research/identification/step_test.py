@@ -143,7 +143,7 @@ def _experiment(
         optimizer=replace(request.optimizer, schedule="constant"),
         data=replace(request.data, num_epochs=None),
         run=run,
-        trainer={**request.trainer, "max_steps": steps},
+        trainer=replace(request.trainer, max_steps=steps),
         seed=request.seed + shift,
         given=request.given | {"trainer.max_steps", "control.every", "control.controller", "run.eval_steps"},
     )

@@ -31,7 +31,7 @@ def train(cell: TrackingCell, scratch: Path | None = None) -> list[dict[str, Any
         console = Console(quiet=True)
         quiet(console)
         if cell.disturbance:
-            request = replace(request, trainer={**request.trainer, "callbacks": [_disturbance(cell, request)]})
+            request = replace(request, trainer=replace(request.trainer, callbacks=[_disturbance(cell, request)]))
         run = recipe.prepare(request, console)
         recipe.train(run)
         return json.loads((run.folder.path / "scu_history.json").read_text(encoding="utf-8"))
@@ -62,8 +62,8 @@ def request_of(cell: TrackingCell, folder: str) -> Any:
     settled = {
         "--output-dir": (request.run.output_dir, folder),
         "--data-dir": (request.data.path, cell.corpus),
-        "--max-steps": (request.trainer["max_steps"], cell.steps),
-        "--max-time": (request.trainer["max_time"], None),
+        "--max-steps": (request.trainer.max_steps, cell.steps),
+        "--max-time": (request.trainer.max_time, None),
         "--num-epochs": (request.data.num_epochs, None),
         "--early-stopping": (request.run.early_stopping, None),
         "--stop-at-equilibrium": (request.run.stop_at_equilibrium, None),

@@ -82,7 +82,7 @@ def test_auto_takes_the_cpu_where_it_is_meant_and_says_why_where_there_is_no_gpu
     assert script("--hardware", "auto", "--accelerator", "cpu").hardware == "cpu"
     assert script("--hardware", "auto", "--test-run").hardware == "cpu"
     assert not caplog.records
-    assert script("--hardware", "auto").trainer["accelerator"] == "cpu"
+    assert script("--hardware", "auto").trainer.accelerator == "cpu"
     assert "no CUDA device (no NVIDIA driver), so the settings are those for the CPU" in caplog.text
     with pytest.raises(UserError, match="no CUDA device: no NVIDIA driver"):
         script("--hardware", "auto", "--accelerator", "cuda")
@@ -90,7 +90,7 @@ def test_auto_takes_the_cpu_where_it_is_meant_and_says_why_where_there_is_no_gpu
 
 def test_the_preset_for_the_cpu_says_that_it_is_meant(machine):
     machine(CPU, driver=None)
-    assert script("--hardware", "cpu").trainer["accelerator"] == "cpu"
+    assert script("--hardware", "cpu").trainer.accelerator == "cpu"
 
 
 def test_what_a_preset_of_another_card_asks_for_is_refused_with_the_preset_that_fits(machine):

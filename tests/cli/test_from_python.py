@@ -34,7 +34,7 @@ def test_arguments_are_the_flags_of_the_command(tmp_path):
     assert (request.base.name, request.data.sources) == ("tiny-granite-h", [str(text)])
     assert request.run.overwrite and not request.data.isolate_documents
     assert request.data.system == "--- rules ---"
-    assert (request.trainer["max_steps"], request.optimizer.weight_decay) == (7, 0.5)
+    assert (request.trainer.max_steps, request.optimizer.weight_decay) == (7, 0.5)
     assert {"trainer.max_steps", "optimizer.weight_decay"} <= request.given
 
 

@@ -192,7 +192,7 @@ def value_of(request, key: str):
     group, _, name = key.partition(".")
     if group == "seed_everything":
         return request.seed
-    return request.trainer[name] if group == "trainer" else getattr(getattr(request, group), name)
+    return getattr(getattr(request, group), name)
 
 
 def shown_defaults() -> dict[str, str]:
@@ -331,10 +331,10 @@ def test_early_stopping_has_a_number_of_its_own():
 
 
 def test_epochs_alone_switch_the_limit_on_steps_off():
-    assert resolved("--num-epochs", "2").trainer["max_steps"] == -1
-    assert resolved("--test-run", "--num-epochs", "2").trainer["max_steps"] == -1
-    assert resolved("--num-epochs", "2", "--max-steps", "30").trainer["max_steps"] == 30
-    assert resolved("--num-epochs", "2", "--trainer.max_steps", "30").trainer["max_steps"] == 30
+    assert resolved("--num-epochs", "2").trainer.max_steps == -1
+    assert resolved("--test-run", "--num-epochs", "2").trainer.max_steps == -1
+    assert resolved("--num-epochs", "2", "--max-steps", "30").trainer.max_steps == 30
+    assert resolved("--num-epochs", "2", "--trainer.max_steps", "30").trainer.max_steps == 30
 
 
 def test_resuming_goes_on_in_the_checkpoints_own_folder():
@@ -349,7 +349,7 @@ def test_a_test_run_only_changes_defaults():
     request = resolved("--test-run")
     assert request.base.name == "tiny-granite-h"
     assert request.data.path == "stdlib-docs"
-    assert request.trainer["accelerator"] == "cpu"
+    assert request.trainer.accelerator == "cpu"
     argv = [word for name, _, value, _ in TOGETHER for word in given(name, value)]
     request = resolved("--test-run", *argv)
     assert all(value_of(request, key) == expected for _, key, _, expected in TOGETHER)
@@ -364,7 +364,7 @@ def test_in_a_test_run_a_budget_of_drift_takes_the_place_of_its_setpoint():
 
 def test_a_test_run_ticks_at_least_forty_times():
     request = resolved("--test-run")
-    assert request.trainer["max_steps"] // request.control.every >= 40
+    assert request.trainer.max_steps // request.control.every >= 40
 
 
 def test_the_setpoint_is_a_share_or_auto():
@@ -428,7 +428,7 @@ def test_dotted_flags_pass_through():
     request = resolved("--lora.targets", "[in_proj, out_proj]", "--trainer.log_every_n_steps=7", "--lora-r", "2")
     assert request.lora.targets == ["in_proj", "out_proj"]
     assert request.lora.rank == 2
-    assert request.trainer["log_every_n_steps"] == 7
+    assert request.trainer.log_every_n_steps == 7
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from granite_scu.config.settings import BaseConfig, RunConfig, TrainerConfig
 from granite_scu.hardware import machine
 from granite_scu.hardware.machine import taking_tf32
 
-TRAINER = dict(vars(TrainerConfig()))
 SHARED = RunConfig(multi_gpu=True, fsdp=True)
 
 
@@ -29,7 +28,7 @@ def on(monkeypatch):
         monkeypatch.setattr(hardware, "detect", lambda accelerator: device)
         monkeypatch.setattr(hardware, "detect_all", lambda: gpus or [device] * device.count)
         monkeypatch.setattr(hardware, "resolve_accelerator", lambda asked: device.kind)
-        return machine.resolve(base or BaseConfig(), run or RunConfig(), {**TRAINER, **trainer})
+        return machine.resolve(base or BaseConfig(), run or RunConfig(), TrainerConfig(**trainer))
 
     return resolve
 

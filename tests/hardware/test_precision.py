@@ -6,7 +6,7 @@ import pytest
 from devices import A100, AMX, B200, CPU, P100, RTX_4090, T4, V100
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import BaseConfig, RunConfig
+from granite_scu.config.settings import BaseConfig, RunConfig, TrainerConfig
 from granite_scu.hardware import resolve_accelerator, resolve_precision
 from granite_scu.hardware.machine import resolve, slow_four_bits
 
@@ -85,6 +85,6 @@ def test_four_bits_under_fp32_are_warned_of_on_a_gpu_that_has_something_faster()
 
 def test_a_plan_for_a_card_has_the_warning(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("granite_scu"), "propagate", True)
-    base, trainer = BaseConfig("tiny-granite-h", quantize_4bit=True), {"accelerator": "cuda", "precision": "32-true"}
+    base, trainer = BaseConfig("tiny-granite-h", quantize_4bit=True), TrainerConfig("cuda", "32-true")
     resolve(base, RunConfig(), trainer, card=RTX_4090)
     assert any(line.startswith("--precision fp32: with --4bit-quantization") for line in caplog.messages)

@@ -154,5 +154,5 @@ def test_a_run_finds_its_batch_by_training_on_it(machine, tmp_path, monkeypatch)
     assert len(read) >= batch_size.STEPS  # the memory of a tick is part of the proof
     assert summary["steps"] == 3 and summary["tokens"] > 2 * 16 * 64
     again = translate([f"--config={out / 'config.yaml'}"])[0].request()
-    assert (again.data.batch_size, again.trainer["accumulate_grad_batches"]) == (8, 2)
+    assert (again.data.batch_size, again.trainer.accumulate_grad_batches) == (8, 2)
     assert not again.run.auto_batch_size and Path(again.run.output_dir) == out

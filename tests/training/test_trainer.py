@@ -8,6 +8,7 @@ import pytest
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.settings import TrainerConfig
 from granite_scu.training.trainer import OwnPatience, _cudnn_benchmark, given_objects
 
 
@@ -23,7 +24,7 @@ from granite_scu.training.trainer import OwnPatience, _cudnn_benchmark, given_ob
     ],
 )
 def test_cudnn_searches_for_the_fastest_convolution_on_a_gpu(accelerator, asked, deterministic, searches):
-    assert _cudnn_benchmark({"benchmark": asked, "deterministic": deterministic}, accelerator) is searches
+    assert _cudnn_benchmark(TrainerConfig(benchmark=asked, deterministic=deterministic), accelerator) is searches
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_segments_of_a_gpus_memory_grow_unless_the_user_says_otherwise(of_the_us
 )
 def test_a_callback_that_cannot_be_made_is_the_users_and_the_cause_alone_is_said(described, words):
     with pytest.raises(UserError, match=f"^--trainer.callbacks: .*{words}$"):
-        given_objects({"callbacks": [described]})
+        given_objects(TrainerConfig(callbacks=[described]))
 
 
 def test_the_patience_that_is_given_beats_the_checkpoints():

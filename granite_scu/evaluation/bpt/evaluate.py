@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import PRECISIONS
 from granite_scu.config.progress import Heartbeat
-from granite_scu.config.settings import BaseConfig, DataConfig, RunConfig
+from granite_scu.config.settings import BaseConfig, DataConfig, RunConfig, TrainerConfig
 from granite_scu.evaluation.bpt import results, texts
 from granite_scu.evaluation.bpt.answering import AnswerScoring, DriftScoring
 from granite_scu.evaluation.bpt.subjects import BASE, Subject, shared_base
@@ -77,12 +77,7 @@ def evaluate(
     if base:
         of_base = [(BASE, None), *((each.name, each.given) for each in adapters)]
         wanted = [(BaseConfig(base, quantize, options.attn), of_base), *wanted]
-    named = [
-        {"name": name, "adapter": given, "base": model.name}
-        | ({"adapter_sha256": saved_adapter.find(given).sha256} if given else {})
-        for model, each in wanted
-        for name, given in each
-    ]
+    named = [_described(name, given, model.name) for model, each in wanted for name, given in each]
     seconds = sum(_score(*each, corpora, options.batch_size, here, console, said, drifts) for each in wanted)
     settings = {
         "max_length": length,
@@ -98,6 +93,12 @@ def evaluate(
     own = None if options.data_dir else _own_figures(subjects, runs)
     found |= said.found([each["name"] for each in named]) | ({"drift": drifts.found} if drifts.found else {})
     return found | ({"run": own} if own else {}), corpora
+
+
+def _described(name: str, given: str | None, base: str) -> dict[str, Any]:
+    """What the report says of a model; ``given`` is its adapter."""
+    sha256 = {"adapter_sha256": saved_adapter.find(given).sha256} if given else {}
+    return {"name": name, "adapter": given, "base": base} | sha256
 
 
 def _corpora(
@@ -164,9 +165,9 @@ def _check_window(length: int, stride: int, models: Sequence[str]) -> None:
 
 def _machine(model: BaseConfig, accelerator: str, precision: str) -> Machine:
     accelerator = loading.device_named(accelerator, "--accelerator").type  # scoring alone does not need a GPU
-    precision = "auto" if precision == "auto" else PRECISIONS[precision]
+    asked = TrainerConfig(accelerator=accelerator, precision=PRECISIONS.get(precision))
     uncompiled = replace(model, compile=False)  # its forward passes differ in shape, each would be compiled again
-    found = machine.resolve(uncompiled, RunConfig(), {"accelerator": accelerator, "precision": precision})
+    found = machine.resolve(uncompiled, RunConfig(), asked)
     kernels.check(found.kernels, found.accelerator)
     return found
 
