@@ -68,7 +68,7 @@ def _run(options: argparse.Namespace, token: list[str]) -> int:
         options.private,
         publication.base,
         token[0],
-        lambda question: options.yes or _ask(question),
+        lambda question: options.yes or input(f"{question} [y/N] ").strip().lower() in ("y", "yes"),
         console,
     )
     console.print(f"{'private' if private else 'public'}: {url}", highlight=False, markup=False, soft_wrap=True)
@@ -131,10 +131,6 @@ def _check_id(flag: str, value: str) -> None:
         raise UserError(f"{flag} {value}: not a name on the hub ({error})") from error
     if value.count("/") != 1:
         raise UserError(f"{flag} {value}: not owner/name")
-
-
-def _ask(question: str) -> bool:
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _print_plan(options: argparse.Namespace, publication: selection.Publication, console: Console) -> None:

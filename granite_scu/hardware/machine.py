@@ -112,8 +112,11 @@ def resolve(
     precision = hardware.resolve_precision(trainer.precision, device)
     if warning := slow_four_bits(base.quantize_4bit, precision, device):
         log.warning(warning)
-    if run.fsdp:
-        _check_sharding(devices * nodes)
+    if run.fsdp and devices * nodes == 1:
+        raise UserError(
+            "--fsdp: one process has nobody to share the base model with; start several with --multi-gpu, or leave it "
+            "out"
+        )
     attention = attention_for(base.attention, device.supports_flash, precision, isolate)
     kernels = kernels_for(base.kernels, bool(trainer.deterministic))
     tf32 = run.tf32 and device.supports_tf32
@@ -214,14 +217,6 @@ def _check_graphs(mode: str, accumulated: int, device: hardware.Device) -> None:
         raise UserError(
             "--compile-mode reduce-overhead: its CUDA graphs cannot accumulate gradients; add "
             "--gradient-accumulation-steps 1, or leave it out"
-        )
-
-
-def _check_sharding(processes: int) -> None:
-    if processes == 1:
-        raise UserError(
-            "--fsdp: one process has nobody to share the base model with; start several with --multi-gpu, or "
-            "leave it out"
         )
 
 

@@ -1,6 +1,6 @@
 """The one LoRA adapter of any PEFT model, or a line that says why S cannot be measured of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from peft.tuners.lora import LoraLayer
@@ -53,15 +53,12 @@ class Adapter:
 
     def updates(self) -> list[LowRankUpdate]:
         """The layers' updates as they are now, in fp32."""
-        origins = [None] * len(self._layers) if self.origin is None else _pairs(self.origin)
+        kept = self.origin
+        origins = [None] * len(self._layers) if kept is None else zip(kept[::2], kept[1::2], strict=True)
         return [
             replace(u, a=u.a.float(), b=u.b.float(), origin=origin and (origin[0].float(), origin[1].float()))
             for u, origin in zip(self._layers.values(), origins, strict=True)
         ]
-
-
-def _pairs(values: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(values[::2], values[1::2], strict=True))
 
 
 def _layers(model: nn.Module) -> dict[str, LowRankUpdate]:

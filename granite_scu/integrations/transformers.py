@@ -272,17 +272,17 @@ class ShannonCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """For ``trainer_state.json``: how to make this callback again, and where the run stands."""
-        saved = {} if self._plant is None else {"saved": self._as_saved(self._plant)}
-        return {"args": self._arguments, "attributes": saved}
-
-    def _as_saved(self, plant: TrainerPlant) -> dict[str, Any]:
-        return {
-            **self._frozen(plant.n_tokens),
+        if self._plant is None:
+            return {"args": self._arguments, "attributes": {}}
+        drift = {"drift": self._held and self._held.turns.state_dict()}
+        saved = {
+            **self._frozen(self._plant.n_tokens),
             "origin": self._origin,
             "general": self._general,
             "tokens_per_step": self._tokens_per_step,
-            "loop": self._loop.state() | plant.counted() | {"drift": self._held and self._held.turns.state_dict()},
+            "loop": self._loop.state() | self._plant.counted() | drift,
         }
+        return {"args": self._arguments, "attributes": {"saved": saved}}
 
     def _frozen(self, n_tokens: int) -> dict[str, Any]:
         """What S and lambda mean, which a resumed run must not change."""

@@ -128,8 +128,9 @@ def divide(
     if given or few_chats:
         kind = "conversations" if chats else "documents"
         files = " and ".join(f"--{split}-data" for split in wanted)
+        use = " and ".join({"validation": "to validate on", "test": "to test on"}[split] for split in wanted)
         raise UserError(
-            f"--data-dir {named}: {reason}, so that no {kind} can be held out {_to_use(wanted)}; give more, {files}, "
+            f"--data-dir {named}: {reason}, so that no {kind} can be held out {use}; give more, {files}, "
             f"{'another share, ' if share else ''}or --held-out-share 0, which trains on all"
         )
     _log.info("%s: the last blocks are held out instead, a block's gap before validation and before test", reason)
@@ -140,10 +141,6 @@ def divide(
             *(n_copies, corpus.n_documents),
         )
     return Division(corpus, "block", None, streamed)
-
-
-def _to_use(splits: Sequence[str]) -> str:
-    return " and ".join({"validation": "to validate on", "test": "to test on"}[split] for split in splits)
 
 
 def _of_sources(corpus: Corpus, splits: Sequence[str], split: str) -> NDArray[np.int64]:

@@ -99,10 +99,6 @@ class SpecialTokens:
         """What a text says besides control tokens."""
         return self._pattern.sub("", text).strip()
 
-    def _looks_plain(self, value: Any) -> bool:
-        """Whether a value of messages surely holds none. Python's way to write it shows every text, and is fast."""
-        return self._are_shown and not self._pattern.search(str(value))
-
     def made_by(self, tokens: Sequence[str]) -> str | None:
         """A control token that a text was turned into although it was to stay text; None where all is well."""
         return next((token for token in tokens if token in self._tokens and token != self._unknown), None)
@@ -110,7 +106,8 @@ class SpecialTokens:
     def escape(self, conversation: Conversation) -> EscapedChat:
         """The conversation with private characters for the control tokens in it, unless these are read as tokens."""
         said = [conversation.messages, conversation.tools]
-        if self._looks_plain(said):
+        # Python's way to write messages shows every text, and is fast.
+        if self._are_shown and not self._pattern.search(str(said)):
             return EscapedChat(conversation, {}, 0, "")
         free, found, signs = placeholders("".join(texts_in(said))), [], {}  # type: ignore[var-annotated]
 

@@ -93,6 +93,8 @@ def model_card(facts: Mapping[str, Any]) -> str:
     """
     base = str(facts["base_model"])
     facts = {**dict.fromkeys(_FACTS), **facts}
+    scored = facts["evaluation"] or {}
+    bounds = (scored["low"], scored["high"]) if scored.get("low") is not None else None
     return TEMPLATES.get_template("model_card.md.jinja").render(
         facts,
         metadata=_metadata(base, facts),
@@ -102,10 +104,8 @@ def model_card(facts: Mapping[str, Any]) -> str:
         local=is_local(base),
         base_license=known_license(base),
         summary=defaultdict(lambda: None, facts["summary"] or {}),
-        interval=facts["evaluation"] and _interval(facts["evaluation"]),
-        verdict=verdict(
-            facts["summary"] or {}, facts["lower_rate"], _bounds(facts["evaluation"] or {}), facts["validations"] or ()
-        ),
+        interval=scored and _interval(scored),
+        verdict=verdict(facts["summary"] or {}, facts["lower_rate"], bounds, facts["validations"] or ()),
     )
 
 
@@ -205,10 +205,6 @@ def _interval(evaluation: Mapping[str, Any]) -> str:
     return f"{evaluation['confidence']:.0%} interval {evaluation['low']:+.4f} to {evaluation['high']:+.4f}".replace(
         "%", " %"
     )
-
-
-def _bounds(evaluation: Mapping[str, Any]) -> tuple[float, float] | None:
-    return (evaluation["low"], evaluation["high"]) if evaluation.get("low") is not None else None
 
 
 def public_name(base: str) -> str:
