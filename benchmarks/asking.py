@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from benchmarks.learning_rates_data import GENERAL, KNOWN, Lesson, Record, is_kn
 from granite_scu.config.sampling import Sampling
 from granite_scu.config.settings import IGNORED
 from granite_scu.data.blocks.packing import padding_of
+from granite_scu.data.tokens.encoding import beginning
 from granite_scu.evaluation.answers import ends_of, greedy
 from granite_scu.evaluation.generate import stream, tokenized
 from granite_scu.evaluation.score import Score, score
@@ -122,17 +124,37 @@ def drawn_answers(model: Any, tokenizer: Any) -> list[str]:
 
 def predicted(model: Any, tokenizer: Any, said: Iterable[tuple[str, str]]) -> Score:
     """How well a model predicts the answers to questions of a chat."""
+    return scored(model, rows_of_chats(tokenizer, said))
+
+
+Row = tuple[list[int], list[int]]
+"""Tokens that are given, and those that are to be predicted behind them."""
+
+
+def rows_of_chats(tokenizer: Any, said: Iterable[tuple[str, str]]) -> list[Row]:
+    """Of each question and answer."""
     rows = []
     for question, answer in said:
         prompt = tokenizer.apply_chat_template([{"role": "user", "content": question}], tokenize=False,
                                                add_generation_prompt=True)  # fmt: skip
         first, rest = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, answer))
         rows.append((first, rest))
-    return scored(model, rows)
+    return rows
 
 
-def scored(model: Any, rows: Sequence[tuple[list[int], list[int]]]) -> Score:
+def rows_of_texts(tokenizer: Any, texts: Iterable[str]) -> list[Row]:
+    """Of each text, which begins as a document that is trained on."""
+    start = beginning(tokenizer) or [tokenizer.eos_token_id]
+    return [(start, tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+
+
+def scored(model: Any, rows: Sequence[Row]) -> Score:
     """How well a model predicts the second part of each row, behind the first."""
+    return score(partial(summed_nats, model), batches_of(rows), model=model)
+
+
+def batches_of(rows: Sequence[Row], at_once: int = 8) -> list[dict[str, torch.Tensor]]:
+    """So many rows at a time, the second part of each counted."""
     inputs, labels = [], []
     for first, rest in rows:
         tokens = torch.tensor(first + rest)
@@ -142,5 +164,4 @@ def scored(model: Any, rows: Sequence[tuple[list[int], list[int]]]) -> Score:
         labels.append(counted[1:])
     ids = pad_sequence(inputs, batch_first=True, padding_value=0)
     wanted = pad_sequence(labels, batch_first=True, padding_value=IGNORED)
-    batches = [{"input_ids": i, "labels": w} for i, w in zip(ids.split(8), wanted.split(8), strict=True)]
-    return score(lambda input_ids, labels: summed_nats(model, input_ids, labels), batches, model=model)
+    return [{"input_ids": i, "labels": w} for i, w in zip(ids.split(at_once), wanted.split(at_once), strict=True)]

@@ -16,7 +16,7 @@ from granite_scu.config.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 REAL = "smollm2"
-BASES = {"tiny-prose-dense": ROOT / "research" / "evidence" / "bases" / "tiny-prose-dense"}
+BASES = {name: ROOT / "research" / "evidence" / "bases" / name for name in ("tiny-prose-dense", "tiny-prose-hybrid")}
 """Those that are neither embedded nor fetched."""
 
 C = TypeVar("C")
@@ -93,6 +93,6 @@ def run_each(
             raise UserError(f"--model {smollm2}: no such folder; python scripts/fetch_smollm2.py makes it")
         console.print(str(cell), highlight=False)
         line = asdict(cell) | run(cell, str(smollm2 if base == REAL else BASES.get(base, base)))
-        with options.results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with options.results.open("ab", buffering=0) as file:  # one write, for others may add lines at the same time
+            file.write((json.dumps(line) + "\n").encode())
         console.print(f"    {line}", highlight=False)

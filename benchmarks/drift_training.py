@@ -20,6 +20,7 @@ from benchmarks.asking import (
     longest,
     own_answers,
     predicted,
+    rows_of_texts,
     said_in,
     scored,
     tokens_of,
@@ -33,7 +34,6 @@ from granite_scu.config.errors import Diverged
 from granite_scu.config.settings import BaseConfig, DriftConfig
 from granite_scu.data.blocks.packing import padding_of
 from granite_scu.data.sources import corpora
-from granite_scu.data.tokens.encoding import beginning
 from granite_scu.evaluation import general_text, general_writing
 from granite_scu.evaluation.general_text import Document, GeneralText
 from granite_scu.model import loading
@@ -83,8 +83,11 @@ def run(cell: Cell, name: str, folder: Path) -> dict[str, Any]:
     measured = Measured(cell, made, judge, time.process_time())
     with tempfile.TemporaryDirectory() as working:
         place = Path(working)
-        asked = _settings(cell, name, place, made, tokenizer, general) | _of_arm(cell, place, texts[cell.text])
-        request = Request.from_dotted(asked)
+        block = block_of(made, tokenizer, general)
+        share = cell.value * anchor_tokens(block) / block if cell.arm == "replay" else 0.0
+        of_run = cell.epochs, cell.rate, cell.seed
+        asked = settings(name, place, made, tokenizer, general, block, of_run, share)
+        request = Request.from_dotted(asked | _of_arm(cell, place, texts[cell.text]))
         request = replace(request, trainer=replace(request.trainer, callbacks=[measured]))
         try:
             prepared = prepare(request, Console(quiet=True))
@@ -98,18 +101,18 @@ def run(cell: Cell, name: str, folder: Path) -> dict[str, Any]:
         "steps": summary["steps"],
         "step_tokens": prepared.length.tokens_per_step,
         "tokens": prepared.data.train.n_inputs,
-        **({"loop": _of_loop(summary["drift"], history)} if request.drift.max_drift else {}),
+        **({"loop": of_loop(summary["drift"], history)} if request.drift.max_drift else {}),
         **measured.found,
         "train_s": round(summary["train_time_s"], 1),
     }
 
 
-def general_file(name: str, path: Path, questions: Sequence[str] = ()) -> Path:
+def general_file(name: str, path: Path, questions: Sequence[str] = (), device: str = "cpu") -> Path:
     """The file of general text, written by the base of this name where it is not there yet."""
     if not path.is_file():
         tokenizer = loading.load_tokenizer(name)
         dtype = loading.WEIGHT_DTYPES[hardware.resolve_precision(None, hardware.detect("cpu"))]
-        model = loading.load_model(BaseConfig(name), dtype).eval()
+        model = loading.load_model(BaseConfig(name), dtype).to(device).eval()
         with torch.no_grad():
             text = general_writing.general_text(
                 model, tokenizer, DriftConfig.general_tokens, 0, Console(stderr=True), questions=questions
@@ -118,21 +121,37 @@ def general_file(name: str, path: Path, questions: Sequence[str] = ()) -> Path:
     return path
 
 
-def _settings(
-    cell: Cell, name: str, folder: Path, made: Lesson, tokenizer: Any, general: GeneralText
-) -> dict[str, Any]:
-    """The product's defaults, but for what the grid varies. Records lie in one long row, apart from each other, which
-    holds a document of the general text too: so that an arm that trains on it has the same steps."""
+def block_of(made: Lesson, tokenizer: Any, general: GeneralText) -> int:
+    """Tokens of a step. Records lie in one long row, apart from each other, which holds a document of the general text
+    too: so that an arm that trains on it has the same steps."""
     longest_text = max(len(document.tokens) for document in general.documents)
-    block = max(RECORDS_A_STEP * longest(made, tokenizer), longest_text + 8)
+    return max(RECORDS_A_STEP * longest(made, tokenizer), longest_text + 8)
+
+
+def settings(
+    name: str, folder: Path, made: Lesson, tokenizer: Any, general: GeneralText, block: int,
+    of_run: tuple[float, float, int], replayed: float = 0.0,
+) -> dict[str, Any]:  # fmt: skip
+    """The product's defaults, but for what a grid varies.
+
+    Args:
+        name: of the base.
+        folder: where the records go.
+        made: the records.
+        tokenizer: of the base.
+        general: the general text of the run.
+        block: tokens of a step.
+        of_run: epochs, rate and seed.
+        replayed: general text that is trained on too, a share of the records' tokens.
+    """
+    epochs, rate, seed = of_run
     own, sources = write(made.train, folder / "train.jsonl"), [str(folder / "train.jsonl")]
     weights = None
-    if cell.arm == "replay":
-        replayed = [_as_record(document, tokenizer) for document in general.parts().anchor]
-        sources.append(str(write(replayed, folder / "general.jsonl")))
-        share = cell.value * anchor_tokens(block) / block
-        tokens = [sum(tokens_of(each, tokenizer) for each in records) for records in (made.train, replayed)]
-        weights = [1.0, share * tokens[0] / tokens[1]]
+    if replayed:
+        texts = [_as_record(document, tokenizer) for document in general.parts().anchor]
+        sources.append(str(write(texts, folder / "general.jsonl")))
+        tokens = [sum(tokens_of(each, tokenizer) for each in records) for records in (made.train, texts)]
+        weights = [1.0, replayed * tokens[0] / tokens[1]]
     return {
         "base.name": name,
         "data.path": sources if weights else str(own),
@@ -143,8 +162,8 @@ def _settings(
         "data.block_size": block,
         "data.batch_size": 1,
         "data.packing": "best-fit",
-        "data.num_epochs": cell.epochs,
-        "optimizer.learning_rate": cell.rate,
+        "data.num_epochs": epochs,
+        "optimizer.learning_rate": rate,
         "run.output_dir": str(folder / "run"),
         "run.eval_steps": NEVER,
         "run.save_steps": NEVER,
@@ -152,7 +171,7 @@ def _settings(
         "trainer.accumulate_grad_batches": 1,
         "trainer.limit_val_batches": 1,
         "trainer.accelerator": "cpu",
-        "seed_everything": cell.seed,
+        "seed_everything": seed,
     }
 
 
@@ -187,7 +206,7 @@ def _as_record(document: Document, tokenizer: Any) -> Record:
     return chat(*said) if len(said) == 2 else {"text": "".join(said)}
 
 
-def _of_loop(drift: dict[str, Any], history: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def of_loop(drift: dict[str, Any], history: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """How a run with an anchor went: drift at the end on what of its text the loop did not see, and each tick."""
     last = history[-1]
     return {
@@ -257,33 +276,35 @@ class Measured(L.Callback):
 
     def _predicted(self, model: Any, tokenizer: Any, base: Any) -> dict[str, float]:
         """Bits a token: of the lesson's held-out records, and of what has nothing to do with it."""
-        start = beginning(tokenizer) or [tokenizer.eos_token_id]
 
         def bits_of(texts: list[str]) -> Any:
-            return scored(model, [(start, tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts])
+            return scored(model, rows_of_texts(tokenizer, texts))
 
         held_out = self.made.held_out
         found = {
             "bits": predicted(model, tokenizer, said_in(held_out)) if self.made.right
             else bits_of([record["text"] for record in held_out]),
             "general": predicted(model, tokenizer, base.said),
-            "chats": predicted(model, tokenizer, said_in(_other_chats(self.cell.data))),
-            "prose": bits_of(_prose()),
-            "source": bits_of(_source()),
+            "chats": predicted(model, tokenizer, said_in(other_chats(self.cell.data))),
+            "prose": bits_of(prose()),
+            "source": bits_of(source()),
         }  # fmt: skip
         return {name: round(score.bits_per_token, 4) for name, score in found.items()}
 
 
-def _other_chats(data: str) -> list[Record]:
+def other_chats(data: str) -> list[Record]:
+    """Chats of another kind than a lesson's."""
     lines = (ROOT / "benchmarks" / "chats" / CHATS.get(data, OTHER_CHATS)).read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines[:30]]
 
 
-def _prose() -> list[str]:
+def prose() -> list[str]:
+    """Pieces of a speech."""
     text = SPEECH.read_text(encoding="utf-8")
     return [text[start : start + LETTERS] for start in range(0, PIECES * LETTERS, LETTERS)]
 
 
-def _source() -> list[str]:
+def source() -> list[str]:
+    """Pieces of Python that no small base has seen."""
     modules = [document.text for document in corpora.held_out_source() if len(document.text) > 4 * LETTERS]
     return [text[LETTERS : 2 * LETTERS] for text in modules[:: max(1, len(modules) // PIECES)][:PIECES]]

@@ -62,7 +62,7 @@ class Draws:
     def make(cls, n_seeds: int, n_documents: int, draws: int = DRAWS, seed: int = 0) -> "Draws":
         """Equal arguments give equal draws. A single seed or document is always drawn: its variance is unknown."""
         generator = np.random.default_rng(seed)
-        return cls(_counts(generator, n_seeds, draws), _counts(generator, n_documents, draws))
+        return cls(counts(generator, n_seeds, draws), counts(generator, n_documents, draws))
 
     def bits_per_token(self, scores: Scores) -> Floats:
         """The score of each replicate, (draws,); nan where no drawn document has a token."""
@@ -93,11 +93,11 @@ def mean_relative_excess(pairs: list[Pair], draws: int = DRAWS) -> Estimate:
     The tasks themselves are not drawn: the interval holds for these.
     """
     generator = np.random.default_rng(0)
-    documents = {pair.text: _counts(generator, len(pair.arm.tokens), draws) for pair in pairs}
+    documents = {pair.text: counts(generator, len(pair.arm.tokens), draws) for pair in pairs}
     means, replicates = [], []
     for pair in pairs:
         _check_paired(pair.arm, pair.reference)
-        of = Draws(_counts(generator, len(pair.arm.nats), draws), documents[pair.text]).bits_per_token
+        of = Draws(counts(generator, len(pair.arm.nats), draws), documents[pair.text]).bits_per_token
         replicates.append(of(pair.arm) / of(pair.reference) - 1)
         means.append(pair.arm.bits_per_token.mean() / pair.reference.bits_per_token.mean() - 1)
     return _interval(float(np.mean(means)), np.mean(replicates, axis=0))
@@ -107,7 +107,7 @@ def _check_paired(arm: Scores, reference: Scores) -> None:
     assert arm.nats.shape == reference.nats.shape and np.array_equal(arm.tokens, reference.tokens)
 
 
-def _counts(generator: np.random.Generator, n: int, draws: int) -> Floats:
+def counts(generator: np.random.Generator, n: int, draws: int) -> Floats:
     """How often each of n units is drawn, (draws, n): n - 1 of them, but one where there is but one."""
     return generator.multinomial(max(n - 1, 1), np.full(n, 1 / n), draws).astype(np.float64)
 

@@ -1,0 +1,74 @@
+"""A picture a question: what auto changes on each task, and what each arm learned over what it lost."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from granite_scu.config.errors import UserError
+from granite_scu.storage.atomic import replacing
+from granite_scu.viz import style
+from research.real.evidence import difference
+from research.real.judgement import AUTO, Judgement
+
+LOOKS = {
+    "R": (style.VERMILION, "o"), "auto": (style.GREEN, "D"), "drift": (style.BLUE, "o"), "kl": (style.SKY, "s"),
+    "replay": (style.PURPLE, "X"), "lambda": (style.GREY, "^"), "decay": (style.ORANGE, "v"),
+    "dropout": (style.ORANGE, "P"), "rank": (style.INK, "p"), "both": (style.INK, "*"),
+}  # fmt: skip
+
+
+def write(judgement: Judgement, question: str, path: Path) -> None:
+    """Draw one and write a PNG. Raises UserError where there are no runs of it."""
+    with style.as_designed(), replacing(path) as temporary:
+        CHARTS[question](judgement).savefig(temporary, format="png", dpi=100)
+
+
+def auto(judgement: Judgement) -> Figure:
+    """Points of test bits and of the four texts that auto's adapter has more than R's, a line a base and task."""
+    panels = {"own test text": judgement.more("test", AUTO, judgement.plain),
+              "four other texts": judgement.more("others", AUTO, judgement.plain)}  # fmt: skip
+    if None in panels.values():
+        raise UserError("--chart: no finished runs of auto and plain; run --stage first")
+    keys = sorted(panels["own test text"].by_task, reverse=True)
+    figure = Figure(figsize=(8, min(style.TALLEST, 1.2 + 0.28 * len(keys))), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (title, found) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
+        axes.axvline(0, color=style.FAINT)
+        low, high = found.estimate.low, found.estimate.high
+        axes.axvspan(low, high, color=style.GREEN, alpha=0.2, linewidth=0)
+        axes.plot([found.by_task[key] for key in keys], range(len(keys)), "D", color=style.GREEN, markersize=6)
+        axes.set_yticks(range(len(keys)), [" ".join(key).removeprefix("tiny-") for key in keys])
+        axes.set_title(title, fontsize=style.TICKS, loc="left")
+        axes.set_xlabel("points above plain", fontsize=style.TICKS)
+        style.tidy(axes)
+    return figure
+
+
+def drift(judgement: Judgement) -> Figure:
+    """What each arm learned over what it lost, the mean of bases and tasks: to the upper left is better."""
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes, shown = figure.subplots(), {}
+    for (arm, value), of in {("R", 0.0): judgement.plain, **judgement.arms}.items():
+        if arm == "plain":
+            continue
+        lost, learned = (difference(what, of, None, judgement.finished) for what in ("others", "test"))
+        if lost and learned:
+            colour, marker = LOOKS[arm]
+            at = lost.estimate.mean, -learned.estimate.mean
+            (shown[arm],) = axes.plot(*at, linestyle="", color=colour, marker=marker, markersize=8)
+            if value:
+                axes.annotate(f"{value:g}", at, (5, 4), textcoords="offset points", fontsize=9, color=style.GREY)
+    if not shown:
+        raise UserError("--chart: no arm has its rate yet; run --stage first")
+    axes.axvline(0, color=style.FAINT)
+    axes.set_xlabel("four other texts: points above the base", fontsize=style.TICKS)
+    axes.set_ylabel("own test text: points below the base", fontsize=style.TICKS)
+    style.tidy(axes)
+    figure.legend(shown.values(), shown, loc="outside upper center", ncols=5, frameon=False, fontsize=style.LEGEND)
+    return figure
+
+
+CHARTS: dict[str, Callable[[Judgement], Figure]] = {"auto": auto, "drift": drift}

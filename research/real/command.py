@@ -1,0 +1,103 @@
+"""Evidence on real models: the runs of the protocol, their tables and pictures.
+
+    python scripts/fetch_smollm2.py                                      # the real model, once
+    python -m research.real --stage A --minutes 60                       # the next runs; again goes on
+    python -m research.real --stage A --shard 1/2 --minutes 60           # those of half of the tasks
+    python -m research.real --stage C --device cuda --jobs 10 --minutes 10   # on a GPU of 80 GB
+    python -m research.real --stage A --list                             # what is finished, and what can be run next
+    python -m research.real --stage A --table drift                      # the criteria; auto, drift or arms
+    python -m research.real --stage A --question drift --chart FILE      # the picture of a question
+
+A finished run is a line of --results, and is not run again. Which runs come next follows from those that are finished:
+the learning rates widen until the best lies inside. Protocol: research/evidence/real/protocol.md.
+"""
+
+import argparse
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from benchmarks import cells
+from granite_scu.cli.argument_parser import Parser
+from granite_scu.cli.console import WIDE, make_console
+from granite_scu.config.errors import UserError
+from research.real.grid import STAGES, Cell, Stage, to_do
+from research.workers import workers
+
+RESULTS = Path(__file__).parents[1] / "evidence" / "real" / "runs.jsonl"
+
+
+def main() -> int:
+    """Run the cells of a stage that are missing, or show them."""
+    parser = build_parser()
+    options, console = parser.parse_args(), make_console(width=WIDE)
+    stage = of_shard(STAGES[options.stage], options.shard)
+    if options.list:
+        finished = cells.read(options.results, Cell.of)
+        cells.show(finished, finished, console)
+        cells.show(to_do(stage, finished), finished, console)
+        return 0
+    if options.table or options.chart:
+        from research.real import chart, report  # late, and so is what follows: it takes seconds
+        from research.real.judgement import Judgement
+
+        judgement = Judgement(stage, cells.read(options.results, Cell.of))
+        if options.table:
+            report.TABLES[options.table](judgement, console)
+        if options.chart:
+            chart.write(judgement, options.question, options.chart)
+        return 0
+    from research.real.training import keep_models
+
+    if options.jobs == 1:
+        keep_models()
+        train(options, options.shard)
+        return 0
+    with workers(options.jobs, keep_models) as pool:
+        list(pool.map(partial(train, options), [f"{number}/{options.jobs}" for number in range(1, options.jobs + 1)]))
+    return 0
+
+
+def train(options: argparse.Namespace, shard: str) -> None:
+    """Run the missing cells of a shard, one after the other in this process, which reads each base once."""
+    from research.real.training import run
+
+    stage = of_shard(STAGES[options.stage], shard)
+    here = partial(run, folder=options.results.parent, device=options.device)
+    ready = upcoming(stage, options.results, options.only)
+    cells.run_each(ready, lambda cell: cell.base, here, options, make_console(width=WIDE))
+
+
+def build_parser() -> Parser:
+    """The flags."""
+    parser = cells.build_parser(str(__doc__), RESULTS)
+    parser.add_argument("--stage", choices=STAGES, default="A", help="bases, tasks and arms: A small bases, B SmolLM2 "
+                        "on a CPU, C on a GPU")  # fmt: skip
+    parser.add_argument("--shard", default="1/1", metavar="I/N", help="every N-th task, from the I-th on")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, each with its shard of the tasks")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what trains")
+    parser.add_argument(
+        "--table", choices=("auto", "drift", "arms"), help="print the criteria of a question, or all arms"
+    )
+    parser.add_argument("--question", choices=("auto", "drift"), default="drift", help="that --chart draws")
+    return parser
+
+
+def of_shard(stage: Stage, shard: str) -> Stage:
+    """The stage with the tasks of a shard. All runs of a task are of one, for they follow from each other."""
+    match = re.fullmatch(r"(\d+)/(\d+)", shard)
+    first, of = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= first <= of <= len(stage.tasks):
+        raise UserError(f"--shard {shard}: must be I/N, I from 1 to N, and N at most the {len(stage.tasks)} tasks")
+    return stage._replace(tasks=stage.tasks[first - 1 :: of])
+
+
+def upcoming(stage: Stage, results: Path, words: list[str]) -> Iterator[Cell]:
+    """The next cell, as long as there is one that has these words; the results are read again for each."""
+    while True:
+        ready = to_do(stage, cells.read(results, Cell.of))
+        cell = next((cell for cell in ready if all(word in str(cell) for word in words)), None)
+        if cell is None:
+            return
+        yield cell

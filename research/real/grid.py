@@ -1,0 +1,200 @@
+"""The cells of the protocol in its order; which come next follows from what is finished."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+from benchmarks.cells import REAL
+from research.real.tasks import TASKS
+
+Line = dict[str, Any]
+
+RUNGS = tuple(float(f"{mantissa}e{power}") for power in range(-6, 1) for mantissa in (1, 3))
+"""Learning rates."""
+START, MOST_RATES = 3, 9
+FIRST_SEED, SEEDS = 0, (0, 1, 2, 3, 4)
+
+SMALL = ("tiny-granite-h", "tiny-prose-dense", "tiny-prose-hybrid")
+MIDDLE_RATE = {REAL: 1e-3}
+USUAL_MIDDLE_RATE = 3e-3
+
+ARMS: dict[str, tuple[float, ...]] = {
+    "plain": (0.0,), "auto": (0.0,), "drift": (0.02, 0.01, 0.05), "kl": (1.0, 10.0), "replay": (0.05,),
+    "lambda": (0.01, 0.001, 0.1), "decay": (0.1, 0.01, 1.0), "dropout": (0.1,), "rank": (4.0, 64.0), "both": (0.02,),
+}  # fmt: skip
+"""Each with its values."""
+
+CHOSEN_BY_VALUE = ("kl", "replay", "lambda", "decay", "rank")
+"""Those of which the value that validates best has five seeds."""
+
+GROUPS: tuple[tuple[tuple[str, float], ...], ...] = (
+    (("plain", 0.0), ("auto", 0.0), ("drift", 0.02)),
+    (("drift", 0.01), ("drift", 0.05), ("kl", 1.0), ("kl", 10.0), ("replay", 0.05)),
+    tuple((arm, value) for arm in ("lambda", "decay", "dropout", "rank", "both") for value in ARMS[arm]),
+)
+"""What is run after what, on one base."""
+
+FREE = ("end", "best", "mean", "ema", "scaled")
+"""What plain gives for nothing. Other arms are judged by the adapter that they keep, ``best``."""
+
+RIVALS = ("plain", "decay", "dropout", "rank", "replay")
+"""Of whose adapters the strongest free rival of a loop is one."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run.
+
+    Attributes:
+        base: ``smollm2`` or one of ``SMALL``.
+        task: one of ``TASKS``.
+        arm, value: one of ``ARMS``.
+        rate: peak learning rate.
+        seed: of the run.
+    """
+
+    base: str
+    task: str
+    arm: str
+    value: float
+    rate: float
+    seed: int = 0
+
+    @classmethod
+    def of(cls, line: Line) -> "Cell":
+        """The cell that a line of the results is about."""
+        return cls(**{field.name: line[field.name] for field in fields(cls)})
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """The adapters by which its rate is chosen."""
+        return FREE if self.arm == "plain" else ("best",)
+
+    def __str__(self) -> str:
+        value = f" {self.value:g}" if self.value else ""
+        return f"{self.base} {self.task} {self.arm}{value} rate {self.rate:g} seed {self.seed}"
+
+
+Finished = dict[Cell, Line]
+
+
+class Stage(NamedTuple):
+    """Bases, tasks and groups of arms that are run together."""
+
+    bases: Sequence[str]
+    tasks: Sequence[str]
+    groups: Sequence[Sequence[tuple[str, float]]]
+
+
+STAGES = {
+    "A": Stage(SMALL, tuple(TASKS), GROUPS),
+    "B": Stage((REAL,), tuple(TASKS)[:5], GROUPS[:2]),
+    "C": Stage((REAL,), tuple(TASKS), GROUPS),
+}
+
+
+def adapter(line: Line, point: str) -> Line:
+    """What one adapter of a run scored; of the scaled ones that which validates best."""
+    points = line["points"]
+    scaled = [of for name, of in points.items() if name.startswith("x ")] if point == "scaled" else [points[point]]
+    return min(scaled, key=lambda of: of["validation"])
+
+
+def validation(line: Line | None, point: str) -> float:
+    """Bits a token on the validation records of one adapter of a run; infinite where it diverged."""
+    return float(adapter(line, point)["validation"]) if line and "points" in line else math.inf
+
+
+def rates(cell: Cell, finished: Finished) -> list[float]:
+    """The rates of an arm, value, task and base that are to be run, those that follow from finished ones among them."""
+    middle = RUNGS.index(MIDDLE_RATE.get(cell.base, USUAL_MIDDLE_RATE))
+    low, high = middle - START // 2, middle + START // 2
+    while high - low + 1 < MOST_RATES and all(replace(cell, rate=rate) in finished for rate in RUNGS[low : high + 1]):
+        best = {RUNGS.index(rate) for rate in chosen(cell, RUNGS[low : high + 1], finished).values()}
+        lower, higher = low in best and low > 0, high in best and high < len(RUNGS) - 1
+        if not (lower or higher):
+            break
+        low, high = low - lower, high + higher
+    return [*RUNGS[middle : high + 1], *RUNGS[low:middle][::-1]]
+
+
+def chosen(cell: Cell, tried: Iterable[float], finished: Finished) -> dict[str, float]:
+    """By adapter of an arm, the rate that validates best on the first seed."""
+    lines = {rate: finished.get(replace(cell, rate=rate, seed=FIRST_SEED)) for rate in tried}
+    return {point: min(lines, key=lambda rate: validation(lines[rate], point)) for point in cell.judged}
+
+
+def settled(cell: Cell, finished: Finished) -> dict[str, float] | None:
+    """By adapter, the rate of an arm, value, task and base; None until it is known."""
+    cell = replace(cell, seed=FIRST_SEED)
+    tried = rates(cell, finished)
+    return chosen(cell, tried, finished) if all(replace(cell, rate=rate) in finished for rate in tried) else None
+
+
+def interior(cell: Cell, finished: Finished, point: str) -> bool:
+    """Whether the rate of an adapter lies inside those that were tried."""
+    tried, found = sorted(rates(replace(cell, seed=FIRST_SEED), finished)), settled(cell, finished)
+    return found is not None and tried[0] < found[point] < tried[-1]
+
+
+def has_seeds(cell: Cell, finished: Finished) -> bool:
+    """Whether an arm and value have five seeds, on a task and base where their rates are known."""
+    if cell.arm in ("plain", "auto", "drift"):
+        return True
+    return cell.arm in CHOSEN_BY_VALUE and cell.value == best_value(cell, finished)
+
+
+def best_value(cell: Cell, finished: Finished) -> float | None:
+    """The value of an arm that validates best; None until all are known."""
+    found = {}
+    for value in ARMS[cell.arm]:
+        own = replace(cell, value=value, seed=FIRST_SEED)
+        if (rate := settled(own, finished)) is None:
+            return None
+        found[value] = validation(finished[replace(own, rate=rate["best"])], "best")
+    return min(found, key=lambda value: found[value])
+
+
+def free_rival(loop: Cell, finished: Finished) -> tuple[Cell, str] | None:
+    """The strongest free rival of a loop on one task and base, by the first seed: a run and the adapter of it. None
+    until rates are known.
+
+    Of all adapters of ``RIVALS`` that validate no worse, that with least drift; if there is none, the best validated.
+    """
+    own = settled(loop, finished)
+    plain = settled(replace(loop, arm="plain", value=0.0), finished)
+    if own is None or plain is None:
+        return None
+    worst = validation(finished[replace(loop, rate=own["best"], seed=FIRST_SEED)], "best")
+    here = loop.base, loop.task, FIRST_SEED
+    every = [(cell, name, of) for cell, line in finished.items() for name, of in line.get("points", {}).items()
+             if (cell.base, cell.task, cell.seed) == here and cell.arm in RIVALS]  # fmt: skip
+    as_good = [each for each in every if each[2]["validation"] <= worst]
+    cell, name, _ = (min(as_good, key=lambda each: each[2]["drift"]) if as_good
+                     else min(every, key=lambda each: each[2]["validation"]))  # fmt: skip
+    return cell, name
+
+
+def plan(stage: Stage, finished: Finished) -> Iterator[Cell]:
+    """The cells of a stage in the order of the protocol, as far as what is finished tells them."""
+    for base in stage.bases:
+        for group in stage.groups:
+            firsts = [Cell(base, task, arm, value, 0.0) for arm, value in group for task in stage.tasks]
+            for first in firsts:
+                yield from (replace(first, rate=rate) for rate in rates(first, finished))
+            for seed in SEEDS[1:]:
+                for first in firsts:
+                    found = settled(first, finished)
+                    if found and has_seeds(first, finished):
+                        yield from (replace(first, rate=rate, seed=seed) for rate in sorted(set(found.values())))
+        arms = {arm for group in stage.groups for arm in group}
+        held = [Cell(base, task, "drift", value, 0.0) for task in stage.tasks for value in ARMS["drift"]
+                if ("drift", value) in arms]  # fmt: skip
+        rivals = [rival for loop in held if (rival := free_rival(loop, finished))]
+        yield from (replace(rival, seed=seed) for seed in SEEDS[1:] for rival, _ in rivals)
+
+
+def to_do(stage: Stage, finished: Finished) -> Iterator[Cell]:
+    """The cells that can be run now, each once."""
+    return (cell for cell in dict.fromkeys(plan(stage, finished)) if cell not in finished)

@@ -1,0 +1,166 @@
+"""The protocol's hypotheses and criteria on the finished runs of a stage."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from research.real.evidence import Difference, Judged, Of, difference, holm, kept, processor_seconds, reference
+from research.real.grid import ARMS, Cell, Finished, Stage, free_rival, validation
+
+BUDGETS = sorted(ARMS["drift"])
+DRIFT = [("drift", budget) for budget in BUDGETS]
+AUTO, MIDDLE = ("auto", 0.0), ("drift", 0.02)
+Arm = tuple[str, float]
+
+
+class Hypothesis(NamedTuple):
+    """What is shown, or not: an arm lies less than ``margin`` points above a rival."""
+
+    says: str
+    found: Difference
+    margin: float
+
+    @property
+    def p(self) -> float:
+        """How likely what was found would be, were it not so."""
+        return self.found.p(self.margin)
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One line of the protocol.
+
+    Attributes:
+        says: what is asked.
+        found: what was found.
+        met: whether that is so.
+    """
+
+    says: str
+    found: str
+    met: bool
+
+
+class Judgement:
+    """What a stage's finished runs say of the protocol's two questions.
+
+    Args:
+        stage: bases, tasks and arms.
+        finished: the runs.
+
+    Attributes:
+        plain: R of each base and task.
+        arms: by arm and value, the adapters that it keeps.
+        hypotheses: H1 to H8 by name, those of which there are runs.
+        shown: those that are shown, corrected by Holm.
+    """
+
+    def __init__(self, stage: Stage, finished: Finished) -> None:
+        self.stage, self.finished = stage, finished
+        self.plain = self._of(lambda base, task: reference(base, task, finished))
+        arms = [arm for group in stage.groups for arm in group]
+        self.arms = {
+            arm: self._of(lambda base, task, arm=arm: kept(Cell(base, task, *arm, 0.0), finished)) for arm in arms
+        }
+        self.hypotheses = {name: each for name, each in self._hypotheses() if each}
+        self.shown = holm({name: each.p for name, each in self.hypotheses.items()})
+
+    def _of(self, find: Callable[[str, str], Judged | None]) -> Of:
+        every = {(base, task): find(base, task) for base in self.stage.bases for task in self.stage.tasks}
+        return {key: found for key, found in every.items() if found}
+
+    def more(self, what: str, arm: Arm, rivals: Of | None) -> Difference | None:
+        """What an arm has more than others, as of ``evidence.difference``."""
+        return difference(what, self.arms.get(arm, {}), rivals, self.finished)
+
+    def free(self, arm: Arm) -> Of:
+        """F of each base and task, for a loop."""
+        found = self._of(lambda base, task: free_rival(Cell(base, task, *arm, 0.0), self.finished))
+        return {key: Judged(*each) for key, each in found.items()}
+
+    @property
+    def one_kl(self) -> Arm | None:
+        """The fixed weight of drift that validates best over all tasks; None until all are known."""
+        bits = {value: [np.log(validation(self.finished[each.cell], "best")) for each in of.values()]
+                for value in ARMS["kl"] if (of := self.arms.get(("kl", value)))}  # fmt: skip
+        many = {len(each) for each in bits.values()}
+        return ("kl", min(bits, key=lambda value: np.mean(bits[value]))) if len(bits) == 2 and len(many) == 1 else None
+
+    def _hypotheses(self):
+        def of(name: str, says: str, found: Difference | None, margin: float) -> tuple[str, Hypothesis | None]:
+            return name, Hypothesis(says, found, margin) if found else None
+
+        yield of("H1", "auto needs fewer test bits than R", self.more("test", AUTO, self.plain), 0.0)
+        for number, arm in enumerate(DRIFT):
+            learned = self.more("test", arm, self.plain)
+            yield of(f"H{2 + number}", f"{arm[1]:.0%}: test bits within a point of R's", learned, 1.0)
+        for number, arm in enumerate(DRIFT):
+            lost = self.more("others", arm, self.free(arm))
+            yield of(f"H{5 + number}", f"{arm[1]:.0%}: the four texts cost less than under F", lost, 0.0)
+        if one := self.one_kl:
+            lost = self.more("others", one, self.arms[MIDDLE])
+            yield of("H8", f"kl {one[1]:g}: the four texts within a point of the budget of 2 %", lost, 1.0)
+
+    def of_auto(self) -> list[Criterion]:
+        """Whether auto becomes the default; none where there are no runs."""
+        if "H1" not in self.hypotheses:
+            return []
+        learned, lost, right = (self.more(what, AUTO, self.plain) for what in ("test", "others", "right"))
+        worst = max(learned.by_task, key=lambda key: learned.by_task[key])
+        return [
+            self._shown("H1"),
+            _most("on no task more than 1 point above R", learned.by_task[worst], 1.0, f" ({' '.join(worst)})"),
+            _most("the four texts at most 0.5 points more", lost.estimate.mean, 0.5),
+            *([_most("at most 2 % fewer questions", -right.estimate.mean, 2.0)] if right else []),
+        ]
+
+    def of_budget(self, number: int) -> list[Criterion]:
+        """Whether one of the budgets could be the default; none where there are no runs."""
+        arm, learns, loses = DRIFT[number], f"H{2 + number}", f"H{5 + number}"
+        if not {learns, loses} <= self.hypotheses.keys():
+            return []
+        right, lost = self.more("right", arm, self.plain), self.more("others", arm, None)
+        of_plain = difference("others", self.plain, None, self.finished)
+        known, known_of_plain = self.more("known", arm, None), difference("known", self.plain, None, self.finished)
+        cost = processor_seconds(self.arms[arm], self.plain, self.finished)
+        return [
+            self._shown(learns),
+            *([_most("at most 5 % fewer questions", -right.estimate.mean, 5.0)] if right else []),
+            _most("of what R adds on the four texts at most half", lost.estimate.mean, of_plain.estimate.mean / 2),
+            *([_most("of the known answers that R loses at most half", -known.estimate.mean,
+                     -known_of_plain.estimate.mean / 2)] if known and known_of_plain else []),
+            self._shown(loses),
+            _most("times plain's processor seconds at most 1.25", cost, 1.25),
+        ]  # fmt: skip
+
+    def auto_leaves(self) -> Criterion:
+        """Of this stage; it takes SmolLM2's and stage A's."""
+        return Criterion("auto leaves the package: H1 is not shown, here", _told(self, "H1"), "H1" not in self.shown)
+
+    def drift_leaves(self) -> list[Criterion]:
+        """Whether the loop goes."""
+        beaten = [name for name in ("H5", "H6", "H7") if name in self.shown]
+        found = [Criterion("no budget costs less on the four texts than F", ", ".join(beaten) or "none", not beaten)]
+        if "H8" in self.hypotheses and (learned := self.more("test", self.one_kl, self.arms[MIDDLE])):
+            as_much = learned.estimate.mean <= 1.0
+            says = "or: a fixed weight is as good as the budget of 2 % on the four texts, and learns as much"
+            found.append(Criterion(says, f"{_told(self, 'H8')}; test {learned.estimate.mean:+.2f}",
+                                   "H8" in self.shown and as_much))  # fmt: skip
+        return found
+
+    def _shown(self, name: str) -> Criterion:
+        return Criterion(f"{name}: {self.hypotheses[name].says}", _told(self, name), name in self.shown)
+
+
+def _told(judgement: Judgement, name: str) -> str:
+    if name not in judgement.hypotheses:
+        return "no runs"
+    each = judgement.hypotheses[name]
+    mean, low, high = each.found.estimate.mean, each.found.estimate.low, each.found.estimate.high
+    return f"{mean:+.2f} ({low:+.2f} to {high:+.2f}), p {each.p:.2g}, {len(each.found.by_task)} tasks"
+
+
+def _most(says: str, found: float, most: float, more: str = "") -> Criterion:
+    return Criterion(says, f"{found:+.2f}{more}, asked {most:.2f}", found <= most)

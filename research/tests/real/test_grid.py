@@ -1,0 +1,81 @@
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from granite_scu.config.errors import UserError
+from research.real.command import of_shard
+from research.real.grid import (
+    ARMS,
+    GROUPS,
+    MOST_RATES,
+    SMALL,
+    STAGES,
+    Cell,
+    Stage,
+    best_value,
+    free_rival,
+    interior,
+    rates,
+    settled,
+    to_do,
+)
+from research.real.tasks import TASKS
+
+PLAIN = Cell("tiny-granite-h", "museum", "plain", 0.0, 0.0)
+ONE = Stage(("tiny-granite-h",), ("museum",), GROUPS)
+
+
+def test_each_arm_begins_with_three_rates_around_the_middle_of_its_base():
+    assert rates(PLAIN, {}) == [3e-3, 1e-2, 1e-3]
+    assert rates(replace(PLAIN, base="smollm2"), {}) == [1e-3, 3e-3, 3e-4]
+
+
+@pytest.mark.parametrize(("best", "tried"), [(3e-3, 3), (1e-2, 4), (1e-4, 6), (1e-9, MOST_RATES)])
+def test_rates_widen_until_the_best_lies_inside_or_there_are_no_more(best, tried, run_all):
+    finished = run_all(ONE._replace(groups=GROUPS[:1]), lambda cell: {"best": best})
+    assert len({cell.rate for cell in finished if cell.arm == "plain"}) == tried
+    assert settled(PLAIN, finished)["ema"] == max(best, 1e-6)
+    assert interior(PLAIN, finished, "ema") == (best > 1e-6)
+
+
+def test_a_run_that_diverged_is_no_best_one(run_all, line):
+    finished = run_all(ONE._replace(groups=GROUPS[:1]))
+    del finished[replace(PLAIN, rate=1e-2)]["points"]
+    assert settled(PLAIN, finished)["best"] != 1e-2
+
+
+def test_every_arm_and_value_is_run_and_headlines_and_best_values_have_five_seeds(run_all):
+    finished = run_all(ONE, lambda cell: {"validation": 1 + abs(cell.value - 1.0) / 100} if cell.rate == 1e-2 else {})
+    seeds = Counter((cell.arm, cell.value) for cell in finished if cell.seed)
+    assert {(cell.arm, cell.value) for cell in finished} == {
+        (arm, value) for arm, values in ARMS.items() for value in values
+    }
+    headlines = {("plain", 0.0), ("auto", 0.0), *(("drift", budget) for budget in ARMS["drift"])}
+    chosen = {("kl", 1.0), ("replay", 0.05), ("lambda", 0.1), ("decay", 1.0), ("rank", 4.0)}
+    assert set(seeds) == headlines | chosen and set(seeds.values()) == {4}
+    assert best_value(replace(PLAIN, arm="decay"), finished) == 1.0
+
+
+def test_the_strongest_free_rival_validates_no_worse_and_drifts_least(run_all):
+    finished = run_all(ONE)
+    loop, early = replace(PLAIN, arm="drift", value=0.02), replace(PLAIN, rate=3e-3)
+    points = finished[early]["points"]
+    points["step 9"] = points["step 9"] | {"validation": 0.9, "drift": 0.01}
+    points["x 0.5"] = points["x 0.5"] | {"validation": 1.1, "drift": 0.001}  # learned less than the loop
+    assert free_rival(loop, finished) == (early, "step 9")
+    assert replace(early, seed=3) in list(to_do(ONE, finished))
+
+
+def test_the_tasks_take_turns_and_the_shards_share_them():
+    firsts = [cell.task for cell in to_do(STAGES["A"], {}) if cell.arm == "plain" and cell.base == SMALL[0]]
+    assert firsts[::3] == list(TASKS)
+    shards = [of_shard(STAGES["A"], f"{number}/3").tasks for number in (1, 2, 3)]
+    assert sorted(sum(shards, ())) == sorted(TASKS) and len(shards[0]) == 4
+    with pytest.raises(UserError, match="--shard 0/3"):
+        of_shard(STAGES["A"], "0/3")
+
+
+def test_the_budget_of_stage_b_is_five_tasks_and_two_groups():
+    assert [len(TASKS), len(STAGES["B"].tasks), len(STAGES["B"].groups)] == [10, 5, 2]
+    assert {TASKS[name].kind for name in STAGES["B"].tasks} == {task.kind for task in TASKS.values()}

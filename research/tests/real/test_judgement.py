@@ -1,0 +1,100 @@
+import copy
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from granite_scu.cli import exit_codes
+from research.real import chart, command, report
+from research.real.evidence import difference, holm, kept, reference
+from research.real.grid import GROUPS, Cell, Stage
+from research.real.judgement import Judgement
+
+STAGE = Stage(("tiny-granite-h",), ("museum", "telegram"), GROUPS[:2])
+PLAIN = Cell("tiny-granite-h", "museum", "plain", 0.0, 0.0)
+
+
+def scores(cell: Cell) -> dict:
+    """Loops cost less elsewhere and learn a little less; auto is worse than plain; a fixed weight is no use."""
+    return {"plain": {"test": 50, "others": 120}, "auto": {"test": 52, "others": 120},
+            "drift": {"test": 50.5, "others": 101, "drift": 0.01, "known": [1, 1]}, "kl": {"test": 60, "others": 118},
+            "replay": {"test": 50, "others": 119, "drift": 0.09}}[cell.arm]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def as_run(run_all):
+    return run_all(STAGE, scores)
+
+
+@pytest.fixture
+def finished(as_run):
+    return copy.deepcopy(as_run)
+
+
+def test_differences_are_points_of_the_bases_bits(finished):
+    of = {("tiny-granite-h", "museum"): kept(replace(PLAIN, arm="auto"), finished)}
+    plain = {("tiny-granite-h", "museum"): reference("tiny-granite-h", "museum", finished)}
+    found = difference("test", of, plain, finished)
+    assert found.estimate.mean == pytest.approx(2.0) and found.seeds == 5
+    assert found.estimate.low == pytest.approx(2.0) and found.p(1.0) == 1.0 and found.p(3.0) < 1e-3
+    assert difference("others", plain, None, finished).estimate.mean == pytest.approx(20.0)
+    assert difference("known", plain, None, finished).estimate.mean == pytest.approx(-50.0)
+
+
+def test_an_interval_is_as_wide_as_seeds_and_documents_make_it(finished):
+    generator, of = np.random.default_rng(0), {}
+    auto = kept(replace(PLAIN, arm="auto"), finished)
+    of["tiny-granite-h", "museum"] = auto
+    for seed in range(5):
+        line = finished[replace(auto.cell, seed=seed)]
+        nats = {**line["points"]["best"]["nats"], "test": list(100 + 10 * generator.standard_normal(12))}
+        line["points"] = {"best": line["points"]["best"] | {"nats": nats}}
+    found = difference("test", of, None, finished)
+    # The mean of 60 draws of a deviation of 10 points has one of 1.3; of both ways of drawing the variances add up,
+    # so at most 1.3 * sqrt(3).
+    assert 2 * 1.96 * 0.6 < found.estimate.high - found.estimate.low < 2 * 1.96 * 1.3 * 3**0.5 * 1.3
+
+
+def test_what_diverged_scores_as_the_base(finished):
+    auto = kept(replace(PLAIN, arm="auto"), finished)
+    before = difference("test", {("tiny-granite-h", "museum"): auto}, None, finished).estimate.mean
+    line = finished[replace(auto.cell, seed=4)]
+    del line["points"]
+    line["failed"] = "step 3: not finite"
+    after = difference("test", {("tiny-granite-h", "museum"): auto}, None, finished).estimate.mean
+    assert (before, after) == (pytest.approx(-48.0), pytest.approx(-48.0 * 4 / 5))
+
+
+def test_holm_stops_at_the_first_that_is_not_shown():
+    assert holm({"a": 0.001, "b": 0.02, "c": 0.03}) == {"a", "b", "c"}
+    assert holm({"a": 0.001, "b": 0.03, "c": 0.03}) == {"a"}
+    assert holm({"a": 0.02, "b": 0.001, "c": 0.9}) == {"a", "b"}
+
+
+def test_the_criteria_say_what_the_runs_say(finished):
+    judged = Judgement(STAGE, finished)
+    assert judged.shown == {"H2", "H3", "H4", "H5", "H6", "H7"}
+    assert [criterion.met for criterion in judged.of_auto()] == [False, False, True, True]
+    assert all(criterion.met for number in range(3) for criterion in judged.of_budget(number))
+    assert judged.auto_leaves().met and not any(criterion.met for criterion in judged.drift_leaves())
+
+
+def test_of_no_run_nothing_is_said():
+    judged = Judgement(STAGE, {})
+    assert judged.of_auto() == judged.of_budget(0) == [] and judged.hypotheses == {}
+
+
+def test_tables_and_pictures_are_made(finished, tmp_path, capsys):
+    judged = Judgement(STAGE, finished)
+    assert report.row(judged, "auto", judged.arms["auto", 0.0])[:4] == ["auto", "2", "5", "+2.00 (+2.00 to +2.00)"]
+    for question in ("auto", "drift"):
+        chart.write(judged, question, tmp_path / f"{question}.png")
+        assert (tmp_path / f"{question}.png").stat().st_size > 5000
+
+
+def test_a_chart_without_runs_is_refused(monkeypatch, tmp_path, capsys):
+    wanted = ["--results", str(tmp_path / "none"), "--chart", str(tmp_path / "a.png")]
+    monkeypatch.setattr(sys, "argv", ["real", *wanted])
+    assert exit_codes.exit_code_of(command.main, False) == 2
+    assert "--chart" in capsys.readouterr().err
