@@ -91,6 +91,8 @@ class Measured(L.Callback):
             for name in self._judged(points):
                 module.put(adapters[name])
                 points[name] |= asked.answers()
+            if "end" not in points:
+                points["end"] = points["best"]
         self.found = {
             "at_base": asked.at_base,
             "points": points,
@@ -101,13 +103,14 @@ class Measured(L.Callback):
     def _judged(self, points: dict[str, Line]) -> list[str]:
         """Of the scaled adapters the one that validates best."""
         scaled = sorted((name for name in points if name.startswith("x ")), key=lambda name: points[name]["validation"])
-        return [name for name in self.cell.judged if name != "scaled"] + scaled[:1]
+        return [name for name in self.cell.judged if name in points] + scaled[:1]
 
     def _adapters(self, best: list[Tensor]) -> Iterator[tuple[str, list[Tensor]]]:
-        """Names and factors, A and B in turn."""
+        """Names and factors, A and B in turn; the last where it is not the best."""
         kept = list(self.kept.values())
         yield "best", best
-        yield "end", kept[-1]
+        if not all(map(torch.equal, best, kept[-1])):
+            yield "end", kept[-1]
         if self.cell.arm != "plain":
             return
         for step, factors in list(self.kept.items())[:-1]:
