@@ -55,7 +55,8 @@ def run(cell: Cell, name: str, folder: Path, device: str) -> Line:
             | of_arm(cell, files[0])
             | {"trainer.limit_val_batches": len(parts.validation), "trainer.accelerator": device, "base.compile": False}
         )
-        request.trainer["callbacks"] = [measured, *([SmallToo()] if cell.arm == "both" else [])]
+        callbacks = [measured, *([SmallToo()] if cell.arm == "both" else [])]
+        request = replace(request, trainer=replace(request.trainer, callbacks=callbacks))
         try:
             prepared = prepare(request, Console(quiet=True))
             every = math.ceil(prepared.length.steps / VALIDATIONS)
