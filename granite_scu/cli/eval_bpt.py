@@ -2,20 +2,18 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from granite_scu.cli import script_flags, validate
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.config.errors import UserError
-from granite_scu.config.flags import HINTS, PRECISIONS
+from granite_scu.config.flags import FLAGS, PRECISIONS
 from granite_scu.config.settings import DataConfig, RunConfig
 from granite_scu.evaluation.bpt.subjects import identify
 from granite_scu.storage.run_folder import EVALUATION, RunFolder, as_json
 
 if TYPE_CHECKING:
     from granite_scu.evaluation.bpt.subjects import Subject
-
-RECORD_FORMATS = get_args(HINTS["data.record_format"])
 
 EXAMPLES = (
     "runs/mine",
@@ -40,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       "(default: what the first run held out for testing)")  # fmt: skip
     what.add_argument("--forgetting", metavar="PATH", help="a second text, to see what an adapter has unlearned")
     what.add_argument("--text-column", default="text", help="field of a record that holds the text (default: text)")
-    what.add_argument("--record-format", choices=RECORD_FORMATS, default=RECORD_FORMATS[0],
+    what.add_argument("--record-format", choices=FLAGS["--record-format"].choices, default="auto",
                       help="fields that records are read by (default: auto, recognised)")  # fmt: skip
     script_flags.add_template(what)
     what.add_argument("--samples", type=int, default=RunConfig.samples, metavar="N", help="questions of the text's "
@@ -59,9 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                      "not)")  # fmt: skip
     how.add_argument("--accelerator", choices=("auto", "cpu", "cuda"), default="auto",
                      help="device (default: auto, a GPU where there is one)")  # fmt: skip
-    how.add_argument("--attn", choices=("sdpa", "eager", "flash_attention_2", "auto"), default="auto",
+    how.add_argument("--attn", choices=FLAGS["--attn"].choices, default="auto",
                      help="attention kernel (default: auto, the fastest that device and model have)")  # fmt: skip
-    how.add_argument("--kernels", choices=("auto", "torch", "cuda", "hub"), default="auto",
+    how.add_argument("--kernels", choices=FLAGS["--kernels"].choices, default="auto",
                      help="of the Mamba-2 layers (default: auto, compiled ones where proven right)")  # fmt: skip
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON instead of the table")

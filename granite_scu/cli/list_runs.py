@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from granite_scu.cli.console import WIDE, make_console
-from granite_scu.config.errors import UserError
+from granite_scu.config.errors import UserError, one_line
 from granite_scu.config.untrusted_input import only_files, printable
 from granite_scu.storage.run_folder import (
     CONTROL_CONFIG,
@@ -137,7 +137,7 @@ def ordered(found: list[Summary], by: str) -> list[Summary]:
 def _reason(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"{error} is missing in its files"
-    return " ".join(str(error).split()) or type(error).__name__
+    return one_line(error)
 
 
 EXAMPLES = ("", "runs/ --sort bpt", "runs/ --json")

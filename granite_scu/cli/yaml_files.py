@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import yaml
 
 from granite_scu.config import flags
-from granite_scu.config.errors import UserError
+from granite_scu.config.errors import UserError, one_line
 
 _LARGEST = 10_000
 """Entries of a configuration, each alias counted as what it stands for: a few hundred are in the largest of ours."""
@@ -117,7 +117,7 @@ def read(path: str) -> str:
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"--config {path}: is not valid YAML in UTF-8: {' '.join(str(error).split())}") from error
+        raise UserError(f"--config {path}: is not valid YAML in UTF-8: {one_line(error)}") from error
     except OSError as error:
         raise UserError(f"--config {path}: cannot be read: {error.strerror}") from error
 
@@ -132,7 +132,7 @@ def checked(path: str, text: str) -> yaml.MappingNode:
     except RecursionError as error:
         raise UserError(f"--config {path}: is nested deeper than any setting is") from error
     except yaml.YAMLError as error:
-        raise UserError(f"--config {path}: is not valid YAML in UTF-8: {' '.join(str(error).split())}") from error
+        raise UserError(f"--config {path}: is not valid YAML in UTF-8: {one_line(error)}") from error
     if not isinstance(root, yaml.MappingNode):
         what = "is empty" if root is None else "holds no mapping"
         raise UserError(f"--config {path}: {what}; it must hold groups of settings, as data: {{batch_size: 4}}")
@@ -147,7 +147,7 @@ def checked(path: str, text: str) -> yaml.MappingNode:
     try:
         parse(text)
     except ValueError as error:
-        raise UserError(f"--config {path}: has an invalid value: {' '.join(str(error).split())}") from error
+        raise UserError(f"--config {path}: has an invalid value: {one_line(error)}") from error
     return root
 
 

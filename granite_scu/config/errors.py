@@ -45,6 +45,11 @@ class Stopped(_OneLine):
         self.code, self.alone = code, alone
 
 
+def one_line(error: object) -> str:
+    """What an error of a library says, in a line; its name where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def attempt(check: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
     """What a function returns, and its refusal by ``UserError``; one of the two is empty."""
     try:

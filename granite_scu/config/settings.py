@@ -761,6 +761,17 @@ def check_drift(every: int, steps: int) -> None:
         )
 
 
+def check_slopes(every: int, steps: int) -> None:
+    """Refuse ``--target-s auto`` in a run of one tick, in which it could not act. Raises UserError."""
+    if steps <= every:
+        ticks = f"set --control-every to less than {steps}, or " if steps > 1 else ""
+        longer = "train for longer (--num-epochs, or fewer --gradient-accumulation-steps)"
+        raise UserError(
+            f"--target-s auto: acts after each {every} optimizer steps (--control-every), and the run has {steps}; "
+            f"{longer}, {ticks}leave the controller out: --controller none"
+        )
+
+
 @dataclass(frozen=True)
 class RunConfig(Group):
     """The run folder, and what happens when.

@@ -27,9 +27,10 @@ from granite_scu.config.settings import (
     PriorConfig,
     RunConfig,
     check_drift,
+    check_slopes,
     holding_drift,
 )
-from granite_scu.control import AutoSetpoint, Controller
+from granite_scu.control import AutoSetpoint
 from granite_scu.control.laws.base import Output, as_stored, restored
 from granite_scu.control.loop import ControlLoop
 from granite_scu.control.units import per_cent
@@ -181,9 +182,12 @@ class ShannonCallback(TrainerCallback, ExportableState):
             self._find_origin(adapter, saved["origin"], Path(args.output_dir))
         else:
             self._keep_origin(adapter, Path(args.output_dir), state.is_world_process_zero)
-        law = _of_length(self._law, self._config.every, state.max_steps)
-        texts = None
+        law, every, texts = self._law, self._config.every, None
         if law.needs_slopes:
+            with _of_arguments():
+                check_slopes(every, state.max_steps)
+            if isinstance(law, AutoSetpoint):
+                law = law.in_a_run_of(state.max_steps // every)
             process = (args.process_index, args.world_size)
             collate, size = train_dataloader.collate_fn, args.train_batch_size
             texts = HeldOut(self._held_out, train_dataloader.dataset, collate, size, process, args.seed)
@@ -196,7 +200,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
         if self._drift.max_drift is not None:
             self._held = self._held_drift(plant, kwargs["processing_class"], train_dataloader, args, state)
             plant.drift_gradient = self._held.gradient
-        self._loop = ControlLoop(law, self._config.every, self._held and self._held.measurement)
+        self._loop = ControlLoop(law, every, self._held and self._held.measurement)
         if saved:
             kept = _as_now(saved["loop"], self._loop)
             self._loop.restore(kept)
@@ -419,18 +423,6 @@ def _of_arguments() -> Iterator[None]:
         yield
     except UserError as error:
         raise ValueError(in_python(str(error))) from None
-
-
-def _of_length(law: Controller, every: int, steps: int) -> Controller:
-    """The law for a run of so many optimizer steps."""
-    if not isinstance(law, AutoSetpoint):
-        return law
-    if steps <= every:
-        raise ValueError(
-            f"target_s auto: acts after each {every} optimizer steps (control_every), and the run has {steps}; set a "
-            "smaller control_every, or give a setpoint, such as 0.1"
-        )
-    return law.in_a_run_of(steps // every)
 
 
 def _check_arguments(args: TrainingArguments) -> None:

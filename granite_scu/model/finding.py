@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from granite_scu.config import hub
-from granite_scu.config.errors import UserError
+from granite_scu.config.errors import UserError, one_line
 from granite_scu.config.settings import TINY_MODEL, check_model
 from granite_scu.model.base_files import INDEX, SINGLE, check_files, check_kind, check_report, head_of, no_safetensors
 from granite_scu.storage.atomic import errors_of_rust, remove, replacing
@@ -99,7 +99,7 @@ def _why(name: str, error: BaseException) -> str:
         return (
             f"{constants.ENDPOINT} cannot be reached, and the model is not in the cache; check the network, {instead}"
         )
-    reason = " ".join(str(error).split())
+    reason = one_line(error)
     if "does not recognize this architecture" in reason:
         kind = re.search(r"model type `([^`]+)`", reason)
         return (
@@ -211,7 +211,7 @@ def write_whole(file: Path, folder: Path, name: str) -> None:
     except Exception as error:  # a file with a wrong value in it has errors of many kinds
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error):
             raise
-        reason = " ".join(str(error).split())[:200].rstrip(".")
+        reason = one_line(error)[:200].rstrip(".")
         raise UserError(
             f"--model {name}: cannot be read as a GGUF file ({reason}); it is cut, or of a kind that transformers does "
             "not read: download it again, or take the model that it was made from"

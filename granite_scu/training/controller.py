@@ -11,6 +11,7 @@ from granite_scu.config.settings import (
     ControlConfig,
     RunConfig,
     check_drift,
+    check_slopes,
     holding_drift,
     intervals_of,
 )
@@ -101,25 +102,6 @@ def without_validation(request: Request) -> Request:
         return request
     _log.warning("nothing is held out to validate on, by which S* would be found: plain LoRA (--controller none)")
     return request.with_values({"control.controller": "none"})
-
-
-def check_slopes(every: int, steps: int) -> None:
-    """Refuse ``--target-s auto`` where it could not act.
-
-    Args:
-        every: optimizer steps between ticks.
-        steps: optimizer steps of the run.
-
-    Raises:
-        UserError: the run is no longer than a tick.
-    """
-    if steps <= every:
-        ticks = f"set --control-every to less than {steps}, or " if steps > 1 else ""
-        longer = "train for longer (--num-epochs, or fewer --gradient-accumulation-steps)"
-        raise UserError(
-            f"--target-s auto: acts after each {every} optimizer steps (--control-every), and the run has {steps}; "
-            f"{longer}, {ticks}leave the controller out: --controller none"
-        )
 
 
 def check_held_out(blocks: int, batch_size: int, processes: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from granite_scu.config.errors import UserError
+from granite_scu.config.errors import UserError, one_line
 from granite_scu.config.request import Request
 from granite_scu.config.settings import RunConfig
 from granite_scu.data.sources import files
@@ -63,8 +63,7 @@ def _wandb_can_log(offline: bool) -> bool:
         mode = wandb.setup().settings.mode
     except (ValueError, wandb.errors.Error) as error:  # the former is pydantic's
         raise UserError(
-            f"--logger wandb: it refuses its settings ({' '.join(str(error).split())}); correct the environment's "
-            "WANDB_ variables"
+            f"--logger wandb: it refuses its settings ({one_line(error)}); correct the environment's WANDB_ variables"
         ) from error
     if offline or mode != "online":
         return True

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from granite_scu.config.errors import RunFailed, UserError
+from granite_scu.config.errors import RunFailed, UserError, one_line
 from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, OptimizerConfig, PriorConfig
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model import adapters, kl_divergence, loading, loss
@@ -131,7 +131,7 @@ class GraniteModule(AdapterPlant, L.LightningModule):
                 fused = bool(self.base.compile)
                 return loss.summed_nats(self.language_model, input_ids, labels, documents, compiled=fused)
             except torch._dynamo.exc.TorchDynamoException as error:
-                reason = " ".join(str(error).split())[:200]
+                reason = one_line(error)[:200]
                 raise RunFailed(
                     f"--torch-compile: this model cannot be compiled here ({type(error).__name__}: {reason}); leave it "
                     "out (--no-torch-compile), or try another --compile-mode or a newer PyTorch"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from granite_scu.config.errors import Stopped
+from granite_scu.config.errors import Stopped, one_line
 from granite_scu.config.request import Request
 from granite_scu.control.laws.base import as_stored
 from granite_scu.model import base_digest, loading
@@ -83,7 +83,7 @@ def _log_end(error: BaseException, files: list[logging.Handler]) -> None:
     if isinstance(error, OSError):  # as a rule a disk without room for it
         return
     level = logging.INFO if isinstance(error, Stopped | KeyboardInterrupt) else logging.ERROR
-    words = " ".join(str(error).split()) or type(error).__name__
+    words = one_line(error)
     for handler in files:
         handler.handle(logging.LogRecord(__name__, level, __file__, 0, words, None, None))
 

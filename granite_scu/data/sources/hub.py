@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from granite_scu.config import hub
-from granite_scu.config.errors import UserError
+from granite_scu.config.errors import UserError, one_line
 from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX
 from granite_scu.data.sources import samples
 from granite_scu.data.sources.corpora import EMBEDDED
@@ -119,7 +119,7 @@ def _load(source: str, streamed: bool = False) -> dict[str, Any]:
             return datasets.load_dataset(repository, configuration or None, streaming=streamed)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # offline and not found are OSErrors
         at_bottom = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else None
-        reason = " ".join(str(at_bottom or error).split())[:300]
+        reason = one_line(at_bottom or error)[:300]
         what = "no --data-dir, and wikitext-2" if source == DEFAULT_DATASET else f"--data-dir {source}: it"
         raise UserError(
             f"{what} cannot be had from the hub ({reason}); check the network, the name and its configuration "

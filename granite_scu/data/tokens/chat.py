@@ -11,7 +11,7 @@ import jinja2
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from granite_scu.config.errors import UserError
+from granite_scu.config.errors import UserError, one_line
 from granite_scu.data.sources.documents import ASSISTANT, REASONING, Conversation
 from granite_scu.data.tokens.pieces import Piece
 from granite_scu.data.tokens.special_tokens import THINKING, Places, ReadAs, SpecialTokens, placeholders
@@ -110,7 +110,7 @@ class Renderer:
             text, _ = self._by_template(template, None, escaped.conversation.messages, prompting=True)
         except _REFUSALS as error:
             raise UserError(
-                f"--chat: the chat template refuses a question ({_reason(error)}); choose another"
+                f"--chat: the chat template refuses a question ({one_line(error)}); choose another"
             ) from error
         text, _, written = escaped.restored(text, None)
         return Piece(text, "--chat", None, written, escaped.count, escaped.first, is_conversation=True)
@@ -188,7 +188,7 @@ class Renderer:
             what = "its chat templates have names, and none is called default"
             return f"--model: {what}; choose one with --chat-template: {', '.join(names)}"
         return (
-            f"--data-dir {conversation.name}: the chat template refuses these messages ({_reason(error)}); correct or "
+            f"--data-dir {conversation.name}: the chat template refuses these messages ({one_line(error)}); correct or "
             "remove them, or choose another with --chat-template"
         )
 
@@ -445,10 +445,6 @@ class _Beginnings:
         if key not in self._known:
             self._known[key] = self.renderer._text(self.conversation, self.conversation.messages[:count], prompting)
         return self._known[key]
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _is_shown(sign: str, text: Text, rendered: str) -> bool:

@@ -53,8 +53,6 @@ def evaluate(
     """
     base = shared_base(subjects, options.model)
     runs = list(dict.fromkeys(subject.run for subject in subjects if subject.run))
-    if not base and not subjects:
-        raise UserError("nothing to score: name run folders, adapters or models, or a base with --model; see --help")
     how = options.text_column, options.record_format
     asked = _texts(options.data_dir, options.forgetting, how, runs)
     adapters, wholes = ([s for s in subjects if s.kind == kind] for kind in ("adapter", "model"))

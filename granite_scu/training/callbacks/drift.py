@@ -10,7 +10,7 @@ from granite_scu.control import Measurement
 from granite_scu.control.units import per_cent
 from granite_scu.evaluation.general_text import GeneralText
 from granite_scu.model.drift import MARGIN, Drift, HeldDrift
-from granite_scu.training.callbacks.shannon_control import ControlTick
+from granite_scu.training.callbacks.shannon_control import ControlTick, rests_at
 from granite_scu.training.module import GraniteModule
 
 log = logging.getLogger(__name__)
@@ -71,16 +71,13 @@ class DriftMeter(L.Callback):
         record = tick.record
         if record["held"] or self.stuck == IN_A_ROW:
             return
-        above = self._at_upper_bound(record) and record["drift"] > MARGIN * self.budget
+        above = rests_at(record, self.high) and record["drift"] > MARGIN * self.budget
         self.stuck = self.stuck + 1 if above else 0
         if self.stuck == IN_A_ROW:
             figures = record["step"], per_cent(record["drift"]), per_cent(self.budget), self.high
             log.warning("step %d: drift is %s, more than --max-drift %s, and lambda is at its upper bound of %g, so "
                         "that it holds no more; lower --learning-rate, train for more steps, or raise --max-drift",
                         *figures)  # fmt: skip
-
-    def _at_upper_bound(self, record: dict) -> bool:
-        return record["saturated"] and record["lambda"] >= self.high * (1 - 1e-9)
 
     def share(self, trainer: L.Trainer, module: GraniteModule) -> float:
         """The share of drift as ``read`` has it of the model after this step."""
@@ -109,7 +106,7 @@ class DriftMeter(L.Callback):
         """
         last = history[-1] if history else {}
         within = found.share <= MARGIN * self.budget
-        bound = "upper" if last and self._at_upper_bound(last) else "lower" if self._rested(history) else None
+        bound = "upper" if last and rests_at(last, self.high) else "lower" if self._rested(history) else None
         if not within:
             at_bound = f": lambda is at its upper bound of {self.high:g}" if bound == "upper" else ""
             log.warning("drift is %s on general text that the loop did not see, more than --max-drift %s, and no "
@@ -138,4 +135,4 @@ class DriftMeter(L.Callback):
     def _rested(self, history: Sequence[dict]) -> bool:
         """Whether lambda was at its lower bound all through the second half."""
         late = [record for record in history if 2 * record["step"] > history[-1]["step"]]
-        return bool(late) and all(record["saturated"] and record["lambda"] <= self.low * (1 + 1e-9) for record in late)
+        return bool(late) and all(rests_at(record, self.low) for record in late)

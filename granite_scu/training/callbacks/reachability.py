@@ -8,7 +8,7 @@ import lightning as L
 
 from granite_scu.control.diagnostics.reachability import Observation, Reachability
 from granite_scu.control.units import per_cent
-from granite_scu.training.callbacks.shannon_control import ControlTick, penalty_share
+from granite_scu.training.callbacks.shannon_control import ControlTick, penalty_share, rests_at
 from granite_scu.training.learning_rate import PlannedRates
 
 log = logging.getLogger(__name__)
@@ -51,14 +51,13 @@ class ReachabilityMonitor(L.Callback):
         values = (record["s_ema"], record["data_bpt"], record["param_bpt"], moved)
         if record["held"] or any(value is None or not 0 < value < math.inf for value in values):
             return None
-        saturated = record["saturated"]
         return Observation(
             step=record["step"],
             s=record["s_ema"],
             data_bpt=record["data_bpt"],
             param_bpt=record["param_bpt"],
-            at_low=saturated and record["lambda"] <= self.low * (1 + 1e-9),
-            at_high=saturated and record["lambda"] >= self.high * (1 - 1e-9),
+            at_low=rests_at(record, self.low),
+            at_high=rests_at(record, self.high),
             penalty_share=penalty_share(record) if self.in_gradient else None,
             moved=moved,
             moved_at_end=moved + self.planned.after(self.planned.steps) - self.planned.after(record["step"]),

@@ -1,5 +1,6 @@
 """The control loop in Lightning's hooks, and who is told of each tick."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -109,6 +110,11 @@ class ShannonControl(L.Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.loop.restore(state)
+
+
+def rests_at(record: dict, bound: float) -> bool:
+    """Whether lambda rests at a bound, to a rounding."""
+    return record["saturated"] and math.isclose(record["lambda"], bound, rel_tol=1e-9)
 
 
 def penalty_share(record: dict) -> float:
