@@ -540,6 +540,11 @@ class TrainerConfig(Group):
         detect_anomaly: have PyTorch look for the operation that made a gradient not finite; slow.
     """
 
+    NO_INFLUENCE = (
+        *("accelerator", "precision", "max_steps", "benchmark", "log_every_n_steps", "logger", "callbacks", "plugins"),
+        *("profiler", "detect_anomaly"),
+    )
+
     accelerator: Literal["auto", "cpu", "cuda", "gpu"] = "auto"
     precision: Literal["bf16-mixed", "16-mixed", "32-true"] | None = None
     deterministic: bool | Literal["warn"] | None = None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
+from granite_scu.config import flags
 from granite_scu.config.errors import Stopped, one_line
 from granite_scu.config.request import Request
 from granite_scu.control.laws.base import as_stored
@@ -147,9 +148,8 @@ def scu_config(run: PreparedRun) -> dict:
 def training_config(run: PreparedRun) -> dict:
     """Settings, plan, data, machine and versions: ``training_config.json``."""
     request, config = run.request, loading.load_model_config(run.request.base.name)
-    groups = ("base", "lora", "optimizer", "prior", "data", "control", "drift", "run")
     return {
-        **{name: asdict(getattr(request, name)) for name in groups},
+        **{name: asdict(getattr(request, name)) for name in flags.GROUPS},
         **({"start": run.start.record()} if run.start else {}),
         "trainer": {k: v for k, v in vars(request.trainer).items() if isinstance(v, str | int | float | None)},
         "seed": request.seed,

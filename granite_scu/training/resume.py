@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 
 TEXT = "the text of --data-dir (its checksum)"
 """By which a checkpoint knows the blocks that it was trained on."""
-
-OF_THE_TRAINER = ("accumulate_grad_batches", "limit_val_batches", "deterministic", "max_time")
 
 
 @dataclass(frozen=True)
@@ -141,10 +139,9 @@ def settings_that_affect_numbers(
         eval_steps: optimizer steps between validations.
     """
     found: dict[str, Any] = {"trainer.max_steps": steps, "trainer.precision": machine.precision}
-    for group, kind in flags.GROUPS.items():
-        every = asdict(getattr(request, group))
-        found |= {f"{group}.{k}": v for k, v in every.items() if k not in kind.NO_INFLUENCE}
-    found |= {f"trainer.{name}": getattr(request.trainer, name) for name in OF_THE_TRAINER}
+    for group in (*flags.GROUPS, "trainer"):
+        asked = getattr(request, group)
+        found |= {f"{group}.{name}": value for name, value in vars(asked).items() if name not in asked.NO_INFLUENCE}
     found |= {"control.target_s": setpoint, "run.eval_steps": eval_steps, "seed_everything": request.seed}
     found |= {"device": machine.accelerator, "attention in use": machine.attention}
     found |= {"TF32 in use": machine.tf32}
