@@ -29,7 +29,7 @@ from granite_scu.data.sources.read import named_by
 from granite_scu.data.tokens import templates
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.encoding import backend_of, beginning, token_ids
-from granite_scu.evaluation.answers import Noise, continuations, ends_of
+from granite_scu.evaluation.answers import Noise, continuations, ends_of, text_of
 from granite_scu.evaluation.general_text import AUTO, Document, GeneralText, read
 from granite_scu.storage.kept import cache_folder, digest_of
 
@@ -194,7 +194,7 @@ def _draws(
             kept = [
                 (opening, each)
                 for opening, each in zip(before, asked, strict=True)
-                if each[-1] == form.turn_end and _has_words(each, tokenizer)
+                if each[-1] == form.turn_end and text_of(tokenizer, each)
             ]
             if number == 0 and len(kept) < KNOWS_CHATS * BATCH:
                 log.info("the base model ends no question by its chat template, so it writes plain text")
@@ -204,23 +204,19 @@ def _draws(
             found = [
                 _joined((opening, False), (question, True), (form.between, False), (answer, True))
                 for (opening, question), answer in zip(kept, said, strict=True)
-                if _has_words(answer, tokenizer)
+                if text_of(tokenizer, answer)
             ]
             yield _Draw(found, sum(map(len, [*asked, *said])))
     opening = beginning(tokenizer) or [tokenizer.eos_token_id]
     for most in cycle(MAX_OF_TEXT):
         texts = continuations(model, [opening] * BATCH, most, ends, padding, noise=noise)
-        found = [_joined((opening, False), (each, True)) for each in texts if _has_words(each, tokenizer)]
+        found = [_joined((opening, False), (each, True)) for each in texts if text_of(tokenizer, each)]
         yield _Draw(found, sum(map(len, texts)))
 
 
 def _joined(*parts: tuple[Sequence[int], bool]) -> Document:
     tokens, counted = zip(*((token, of_part) for part, of_part in parts for token in part), strict=True)
     return Document(tokens, counted)
-
-
-def _has_words(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
-    return bool(tokenizer.decode(list(tokens), skip_special_tokens=True).strip())
 
 
 class _Form(NamedTuple):
