@@ -16,6 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from granite_scu.control.units import per_cent
 from granite_scu.viz import style
 from granite_scu.viz.adapter_size import label as size_label
 from granite_scu.viz.adapter_size import limits
@@ -63,7 +64,7 @@ def draw_s(axes: Axes, run: Run) -> None:
     axes.plot(steps, smoothed, color=style.BLUE, linewidth=2.4, marker=marker, label="S smoothed")
     if np.isfinite(target).any():
         last = target[np.isfinite(target)][-1]
-        now, band = style.percent(last), style.percent(BAND)
+        now, band = per_cent(last), per_cent(BAND)
         label = f"S* (at the end {now})" if run.setpoint_moves else f"S* = {now}, band ± {band} of it"
         draw_setpoint(axes, steps, target, style.GREEN, label, band=not run.setpoint_moves)
     style.share_scale(axes, np.concatenate([raw, smoothed, target]))
@@ -80,7 +81,7 @@ def draw_drift(axes: Axes, run: Run) -> None:
     at, held_out = np.array(run.drifts, dtype=float).reshape(-1, 2).T
     if at.size:
         axes.plot(at, held_out, "o", color=style.INK, label="on held-out text")
-    draw_setpoint(axes, steps, budget, style.GREEN, f"at most {style.percent(budget[-1])}", band=False)
+    draw_setpoint(axes, steps, budget, style.GREEN, f"at most {per_cent(budget[-1])}", band=False)
     style.share_scale(axes, np.concatenate([drift, held_out, budget]))
     style.in_percent(axes)
     axes.set_ylabel("drift (of the base's bits)", fontsize=style.LABEL, color=style.INK)

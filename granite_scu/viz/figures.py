@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from granite_scu.control.units import per_cent
 from granite_scu.viz import style
 from granite_scu.viz.adapter_size import limits
 from granite_scu.viz.control_plot import draw_lambda, draw_s, draw_setpoint, draw_size, set_size_scale
@@ -168,7 +169,7 @@ def plot_learned(groups: Sequence[Group]) -> Figure:
     validated = all(run.validates_drift for run in runs)
     what = "validation" if validated else "training text" if _only(groups) else "validation, or training text"
     axes.set_ylabel(f"{what} (bits per token)", fontsize=style.LABEL, color=style.INK)
-    line = Line2D([], [], color=style.GREEN, dashes=(5, 3), label="at most " + ", ".join(map(style.percent, budgets)))
+    line = Line2D([], [], color=style.GREEN, dashes=(5, 3), label="at most " + ", ".join(map(per_cent, budgets)))
     ring = Line2D([], [], marker="o", markersize=11, linestyle="none", color=style.INK, markerfacecolor="none",
                   label="kept")  # fmt: skip
     if _only(groups):

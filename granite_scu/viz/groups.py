@@ -7,6 +7,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
+from granite_scu.control.units import per_cent
 from granite_scu.viz import style
 from granite_scu.viz.run_folder import Run
 from granite_scu.viz.words import flat
@@ -136,7 +137,7 @@ def _label(run: Run, settings: Mapping[str, Any], varied: Iterable[str]) -> str:
     controller, target, lam = _law(run)
     parts = [controller]
     if isinstance(target, int | float):
-        parts.append(f"{'drift ≤' if run.holds_drift else 'S* ='} {style.percent(target)}")
+        parts.append(f"{'drift ≤' if run.holds_drift else 'S* ='} {per_cent(target)}")
     elif run.asks_for_size:
         parts.append("S* auto")
     if lam is not None:

@@ -148,8 +148,7 @@ def _began(run: Run) -> str:
 
 def _interval(run: Run) -> str:
     """What ``granite-scu eval`` made of the difference; the run itself gives no interval."""
-    pairs = run.evaluation.get("pairs")
-    verdict = pairs[0].get("verdict") if isinstance(pairs, list) and pairs and isinstance(pairs[0], dict) else None
+    verdict = run.pair.get("verdict")
     if not isinstance(verdict, str):
         return "One run, one seed: of this difference no interval is given."
     few = "" if run.evaluation.get("units") == "documents" else " The interval is over windows, and so too narrow."

@@ -93,6 +93,12 @@ class Run:
             raise UserError(f"{self.path}: {field} is not a number in every record of the history") from error
 
     @property
+    def pair(self) -> dict[str, Any]:
+        """What ``granite-scu eval`` found of adapter less base; empty where it did not."""
+        pairs = self.evaluation.get("pairs")
+        return pairs[0] if isinstance(pairs, list) and pairs and isinstance(pairs[0], dict) else {}
+
+    @property
     def has_checkpoint(self) -> bool:
         """Whether there is one to continue from."""
         return any(self.path.glob("checkpoint-*"))

@@ -17,6 +17,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from matplotlib.transforms import Bbox
 
 from granite_scu.config.errors import INTERRUPTED, WRONG_REQUEST, UserError
+from granite_scu.control.units import per_cent
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import require_writable
 
@@ -106,12 +107,7 @@ def share_scale(axes: Axes, values: np.ndarray, which: str = "y") -> None:
 def in_percent(axes: Axes, which: str = "y") -> None:
     """Have the numbers of an axis ("x" or "y") over shares in per cent. After its scale is set."""
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_formatter(FuncFormatter(lambda value, _: percent(value)))
-
-
-def percent(share: float) -> str:
-    """A share in per cent: 2 % of 0.02."""
-    return f"{100 * share:.3g} %"
+    axis.set_major_formatter(FuncFormatter(lambda value, _: per_cent(value)))
 
 
 def legend_above(axes: Axes, columns: int = 3) -> None:

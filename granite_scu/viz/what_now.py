@@ -385,9 +385,7 @@ def _damaged(run: Run, read: str) -> Iterator[Advice]:
 
 def _interval(run: Run) -> tuple[float, float] | None:
     """Of adapter less base, bits per token, from the test documents scored one by one; None where there is none."""
-    pairs = run.evaluation.get("pairs")
-    pair = pairs[0] if isinstance(pairs, list) and pairs and isinstance(pairs[0], dict) else {}
-    low, high = pair.get("low"), pair.get("high")
+    low, high = run.pair.get("low"), run.pair.get("high")
     return (float(low), float(high)) if is_number(low) and is_number(high) else None
 
 

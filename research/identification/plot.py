@@ -18,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from granite_scu.config.errors import UserError
+from granite_scu.control.units import per_cent
 from granite_scu.viz import style
 from granite_scu.viz.run_folder import numbers
 
@@ -83,7 +84,7 @@ def _plot_fit(axes: Axes, result: dict[str, Any]) -> None:
         color=style.GREEN,
         linewidth=1.4,
         dashes=(5, 3),
-        label=f"S* = {style.percent(result['setpoint'])}",
+        label=f"S* = {per_cent(result['setpoint'])}",
     )
     shown = np.concatenate([seen[start // 2 :], fitted[start:]])
     style.log_scale(axes, shown[shown > 0])
