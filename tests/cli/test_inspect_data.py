@@ -19,24 +19,12 @@ def chats(tmp_path):
     return path
 
 
+def inspect(path, *more: str) -> int:
+    return commands.main(["data", "inspect", "--model", "tiny-granite-h", "--data-dir", str(path), *more])
+
+
 def test_samples_show_what_is_learned(chats, capsys):
-    assert (
-        commands.main(
-            [
-                "data",
-                "inspect",
-                "--model",
-                "tiny-granite-h",
-                "--data-dir",
-                str(chats),
-                "--block-size",
-                "64",
-                "--samples",
-                "1",
-            ]
-        )
-        == 0
-    )
+    assert inspect(chats, "--block-size", "64", "--samples", "1") == 0
     shown = capsys.readouterr().out
     asked, answered = (
         r"user<\|end_of_role\|>q(\d+)<\|end_of_text\|>\n",
@@ -91,9 +79,7 @@ def test_the_counts_are_in_words(capsys):
 @pytest.mark.parametrize(("asked", "size"), [(["--block-size", "128"], 128), ([], 64)])
 def test_counts_as_json(chats, capsys, asked, size):
     """In blocks as a run would make them: of eight tokens a chat none needs 1,024."""
-    assert (
-        commands.main(["data", "inspect", "--model", "tiny-granite-h", "--data-dir", str(chats), *asked, "--json"]) == 0
-    )
+    assert inspect(chats, *asked, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["block_size"] == size
     assert sum(found[split]["documents"] for split in ("train", "validation", "test")) == 40
@@ -111,8 +97,8 @@ def test_a_template_of_ones_own_and_what_is_read_otherwise_than_written(tmp_path
         "{% for m in messages %}{{ m.role + (mark or ':') + m.content + eos_token }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'assistant' + (mark or ':') }}{% endif %}"
     )
-    command = ["data", "inspect", "--model", "tiny-granite-h", "--data-dir", str(chats), "--held-out-share", "0"]
-    assert commands.main([*command, "--chat-template", str(template), "--chat-template-args", "mark=>>"]) == 0
+    asked = ("--chat-template", str(template), "--chat-template-args", "mark=>>", "--held-out-share", "0")
+    assert inspect(chats, *asked) == 0
     found = capsys.readouterr()
     assert "assistant>>«yo<|end_of_text|>»" in found.out
     assert "control tokens that somebody wrote: 80, the first is <|pad|> in" in found.err
@@ -120,17 +106,14 @@ def test_a_template_of_ones_own_and_what_is_read_otherwise_than_written(tmp_path
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path, capsys):
-    assert commands.main(["data", "inspect", "--model", "tiny-granite-h", "--data-dir", str(tmp_path / "none")]) == 2
+    assert inspect(tmp_path / "none") == 2
     assert "no such file or folder" in capsys.readouterr().err
 
 
 def test_neither_a_path_with_brackets_nor_a_terminal_of_few_characters_is_in_the_way(chats, monkeypatch):
     path = chats.rename(chats.with_name("[o]k[bold].jsonl"))
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True))
-    assert (
-        commands.main(["data", "inspect", "--model", "tiny-granite-h", "--data-dir", str(path), "--block-size", "64"])
-        == 0
-    )
+    assert inspect(path, "--block-size", "64") == 0
     shown = sys.stdout.buffer.getvalue().decode()
     unfolded = re.sub(r"\s*\|\n\|\s*\|\s*", "", shown)  # a long path goes on in the next row
     assert str(path) in unfolded and r"\xaba" in shown
