@@ -123,8 +123,3 @@ def test_a_block_that_was_asked_for_and_is_too_short_is_refused_with_one_that_ho
         data.grow(most=512)
     data.grow(most=750)
     assert data.config.block_size == 750
-
-
-def test_a_share_is_refused_in_the_words_it_was_given_in():
-    with pytest.raises(UserError, match="--held-out-share 100%: must be"):
-        DataConfig(held_out_share="100%")

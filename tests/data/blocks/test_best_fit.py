@@ -80,13 +80,6 @@ def test_the_blocks_are_as_full_as_those_of_a_plain_loop(lengths, size):
     assert sorted(size - n for n in used) == sorted(rooms)
 
 
-def test_these_documents_fill_two_blocks():
-    blocks = best_fit(stream_of([4, 7, 5, 6]), stream_of([4, 7, 5, 6]).bounds, 9, PAD)
-    assert len(blocks) == 2 and blocks.utilisation == 1.0
-    assert blocks.cuts.firsts.tolist() == [0, 2, 4]
-    assert [sorted(set(blocks.documents(i).tolist())) for i in range(2)] == [[0, 1], [2, 3]]
-
-
 @pytest.mark.parametrize("layout", [in_a_row, best_fit])
 def test_each_packed_document_has_the_loss_that_it_has_alone(make_module, layout):
     model = make_module().language_model

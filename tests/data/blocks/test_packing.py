@@ -49,18 +49,6 @@ def test_no_block_for_the_last_token_alone(tokenizer):
     assert labels.tolist() == [[98, 99, 100, EOS]]
 
 
-@given(texts=TEXTS, block_size=st.integers(1, 40))
-def test_every_token_but_each_documents_first_is_predicted_once_from_the_token_before(tokenizer, texts, block_size):
-    blocks = pack(documents_of(*texts), tokenizer, block_size)
-    inputs, labels = (array.ravel() for array in stacked(blocks))
-    supervised = labels != IGNORED
-    pairs = [pair for text in texts for pair in zip(text.encode(), [*text.encode()[1:], EOS], strict=True)]
-    assert list(zip(inputs[supervised], labels[supervised], strict=True)) == pairs
-    assert blocks.n_supervised == supervised.sum() == len(pairs)
-    assert blocks.n_inputs == (inputs != PAD).sum()
-    assert blocks.n_bytes == sum(len(text.encode()) - 1 for text in texts)
-
-
 @given(texts=TEXTS, block_size=st.integers(1, 40), start=st.integers(0, 5), step=st.integers(1, 5))
 def test_counts_of_every_nth_block_are_those_of_the_blocks(tokenizer, texts, block_size, start, step):
     whole = pack(documents_of(*texts), tokenizer, block_size)

@@ -99,7 +99,3 @@ def test_tail_blocks_are_held_out_with_a_block_between(n_blocks):
     assert test.start == validation.stop + 1
     assert len(validation) == len(test) == (n_blocks - 2) // 10 >= 1
     assert len(train) >= 0.8 * (n_blocks - 2)
-
-
-def test_tail_of_102_blocks():
-    assert by_block(102) == {"train": range(80), "validation": range(81, 91), "test": range(92, 102)}

@@ -21,13 +21,7 @@ from granite_scu.data.sources import files, formats
 from granite_scu.data.sources.read import load, source
 from granite_scu.data.tokens.corpus import prepare
 
-TEXTS = [
-    'Line one,\nline "two"; end',
-    "日本語のテキスト。",
-    "Ελληνικά και русский",
-    "نص عربي 😀👩‍👩‍👧",
-    "हिन्दी\u2028x",
-]
+TEXTS = ['Line one,\nline "two"; end', "日本語のテキスト。", "Ελληνικά και русский", "نص عربي 😀👩‍👩‍👧", "हिन्दी\u2028x"]
 
 
 TORN = gzip.compress(b"text" * 100, mtime=0)[:-12]  # the same bytes in every process: they name a test
@@ -192,15 +186,11 @@ def test_what_cannot_be_decoded_is_named_by_byte_and_line(tmp_path_factory, befo
     [
         ("a.csv", b"id,text\n1,a\n2,b,c\n", "a.csv:3: 3 fields under a header of 2; quote fields"),
         ("a.csv", b'id,text\n1,a\n2,"b\nc', "a.csv:3: not valid csv (unexpected end of data); close quotes"),
-        ("a.csv", b"id,body\n1,a\n", "a.csv:2: no field 'text', there are: id, body; name one with --text-column"),
         ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', "a.jsonl:3: not valid JSON ("),
         ("a.jsonl", b'{"text": "a", "text": "b"}\n', "a.jsonl:1: not valid JSON ('text' comes twice in an object)"),
-        ("a.jsonl", b"[" * 10**6, "a.jsonl:1: a list begins"),
         ("a.jsonl", b'{"text": ' + b"1" * 5000 + b"}", "a.jsonl:1: not valid JSON ("),
         ("a.jsonl", b'[\n {"text": "a"}]', "a.jsonl:1: a list begins; call the file .json"),
-        ("a.jsonl", b"null", "a.jsonl:1: a NoneType, not an object"),
         ("a.jsonl", b'{"text": "a"}\n{"body": "b", "id": 1}', "a.jsonl:2: no field 'text', there are: body, id; name"),
-        ("a.jsonl", b"{}", "there are: none"),
         ("a.json", b'{"data": [{"text": "a"}]}', "'data' holds a list of objects; give what is in that list alone"),
         ("a.jsonl", b'{"chat": [{"role": "user"}]}', "'chat' holds a list of objects; call chat messages"),
         ("a.jsonl", b'{"text": 3}', "a.jsonl:1: field 'text' is a int, not text; name another with --text-column"),
@@ -213,8 +203,6 @@ def test_what_cannot_be_decoded_is_named_by_byte_and_line(tmp_path_factory, befo
         ("a.json", b'[{"text": "a"}]\n[]', "a.json:2: not valid JSON (something follows the list)"),
         ("a.json", b'[{"text": "a"},\n\n"b"]', "a.json:3: a str, not an object; each record must be one, as"),
         ("a.json", b'[{"text": "a", "text": "b"}]', "a.json:1: not valid JSON ('text' comes twice in an object)"),
-        ("a.json", b"[" * 10**6, "a.json:1: not valid JSON ("),
-        ("a.json", b'{"body": "a"}', "a.json:1: no field 'text', there are: body; name one with --text-column"),
         ("a.csv", b"\n\nid,text\n1,a\n2,b,c\n", "a.csv:5: 3 fields under a header of 2"),
         ("a.csv", b"text,text\na,b\n", "a.csv:1: several columns are called 'text'; give each a name of its own"),
         ("a.csv", b"id,text\r1,a\r", "a.csv:1: lines end in a carriage return alone; convert the file"),
@@ -224,9 +212,7 @@ def test_what_cannot_be_decoded_is_named_by_byte_and_line(tmp_path_factory, befo
             r"a.tsv:2: 2 fields under a header of 1; quote fields that hold the separator '\t'",
         ),
         ("a.parquet", b"PAR1 and then nothing", "a.parquet: not a complete parquet file ("),
-        ("a.txt.gz", b"plain text", "a.txt.gz: damaged or not compressed as its name says (Not a gzipped file"),
         ("a.txt.gz", TORN, "a.txt.gz: damaged or not compressed as its name says ("),
-        ("a.txt.zst", b"plain text", "a.txt.zst: damaged or not compressed as its name says (Unable to decompress"),
         ("a.txt.zst", b"", "a.txt.zst: damaged or not compressed as its name says (Compressed file ended before"),
         ("a.jsonl.zst", TORN_ZSTD, "a.jsonl.zst: damaged or not compressed as its name says (Compressed file ended"),
         ("a.parquet.zst", zstd.compress(b"PAR1"), "a.parquet.zst: not a complete parquet file ("),
@@ -340,14 +326,6 @@ def test_the_bytes_of_a_files_name_need_be_no_text(tmp_path, tokenizer):
 def test_what_is_packed_twice_is_not_read_as_text(tmp_path):
     (tmp_path / "a.txt.zst.gz").write_bytes(gzip.compress(zstd.compress(b"a")))
     assert "holds only other files (1 .gz)" in refused(tmp_path)
-
-
-def test_a_parquet_file_without_the_column_names_those_it_has(tmp_path):
-    write_parquet(tmp_path / "a.parquet", ["a"])
-    assert "a.parquet: row 1: no field 'body', there are: id, text; name one" in refused(tmp_path, "body")
-    table = pa.table({"id": [1], "prompt": ["a"], "response": ["b"]})  # half of what it takes
-    pa.parquet.write_table(table, tmp_path / "a.parquet")
-    assert "row 1: no field 'text', there are: id, prompt, response; name one" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("mark", [codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE])

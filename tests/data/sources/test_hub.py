@@ -37,11 +37,7 @@ def test_a_data_set_that_comes_divided_keeps_its_splits(folder, tokenizer, tmp_p
     corpus = prepare(config, tokenizer)
     division = divide(corpus, SPLITS, "set")
     parts = division.parts
-    assert division.by == "published" and [len(part) for part in parts.values()] == [
-        5,
-        2,
-        1,
-    ]
+    assert division.by == "published" and [len(part) for part in parts.values()] == [5, 2, 1]
     assert corpus.names[int(parts["validation"][1])].endswith("set/validation: row 2")
     assert [document.text for document in sources_of(config)[1].read()] == ["validation 0", "validation 1"]
 
@@ -71,12 +67,6 @@ def test_of_several_sources_the_training_split_is_read_and_those_that_are_not_ar
     ]
     assert [document.text for document in in_memory(documents)] == ["mine", *(f"train {i}" for i in range(5))]
     assert "of its splits train is read, and not test, validation" in caplog.text
-
-
-def test_splits_that_are_not_read_are_named(folder, caplog):
-    (folder / "validation.jsonl").unlink()
-    assert len(load(f"hf:{folder}", "text")) == 5
-    assert caplog.text.count("of its splits train is read, and not test") == 1
 
 
 def test_a_data_set_called_wikitext_with_a_column_of_its_own(tmp_path):

@@ -6,9 +6,6 @@ import json
 import logging
 import os
 import pickle
-import shutil
-import threading
-import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from filelock import FileLock
 from power import Disk
 
 from granite_scu.config.errors import UserError
@@ -122,6 +118,7 @@ def test_a_second_run_tokenises_nothing(tokenizer, config, monkeypatch):
         {"split_seed": 1},
         {"control_tokens": "tokens"},
         {"encoding": "utf-8-sig"},
+        {"record_format": "text"},
     ],
     ids=str,
 )
@@ -137,12 +134,6 @@ def test_another_tokenizer_or_template_is_other_tokens(tokenizer, chatting, conf
     found = {place(prepare(config, t)) for t in (tokenizer, chatting)}
     chatting.chat_template += "{# #}"
     assert len(found | {place(prepare(config, chatting))}) == 3
-
-
-def test_files_that_are_passed_over_are_said_to_be_so_once(tokenizer, config, caplog):
-    Path(config.path, "image.png").write_bytes(b"")
-    prepare(config, tokenizer)
-    assert caplog.text.count("skipped 1 files") == 1
 
 
 def test_a_text_that_has_changed_is_tokenised_again_and_that_is_said(tokenizer, config, caplog):
@@ -185,30 +176,6 @@ def test_a_text_column_that_no_record_has_is_refused(tokenizer, config):
     with pytest.raises(UserError, match=r"--text-column contnet: no record of .*pairs.jsonl has a text in it, all are"):
         prepare(pairs, tokenizer)
     assert prepare(replace(pairs, text_column="completion"), tokenizer).n_conversations == 0
-
-
-def test_a_run_that_waits_for_another_says_so(tokenizer, config, caplog):
-    folder = Path(config.cache_dir)
-    key = place(prepare(config, tokenizer)).name
-    shutil.rmtree(folder / key)
-    taken = threading.Event()
-
-    def other() -> None:
-        with FileLock(folder / f"{key}.lock"):
-            taken.set()
-            for _ in range(200):  # till it is said, or ten seconds
-                if said in caplog.text:
-                    return
-                time.sleep(0.05)
-
-    said = "waiting for another process, which is tokenising the same text"
-    with caplog.at_level(logging.INFO):
-        holder = threading.Thread(target=other)
-        holder.start()
-        assert taken.wait(10)
-        assert same(prepare(config, tokenizer), tokenizer, config)
-        holder.join()
-    assert said in caplog.text
 
 
 def interrupt(config, tokenizer, monkeypatch, parts: int = 20) -> Path:
@@ -356,12 +323,3 @@ def test_a_file_that_is_cut_while_it_is_used_is_told_in_words(tokenizer, config)
         assert tokens[:10].tolist() == encode(load(config.path, "text"), tokenizer).tokens[:10].tolist()
         with pytest.raises(UserError, match=r"--cache-dir .*/cache: .*/tokens was cut while the run read it; start"):
             tokens[8:12]
-
-
-def test_a_user_without_a_home_names_another_folder(tokenizer, config, monkeypatch):
-    for name in ("HOME", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as where nobody's home is known
-    assert same(prepare(config, tokenizer), tokenizer, config)
-    with pytest.raises(RuntimeError, match="home"):
-        prepare(replace(config, cache_dir=None), tokenizer)

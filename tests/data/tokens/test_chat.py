@@ -52,21 +52,6 @@ def test_loss_on_all_learns_all_but_the_first_token(chatting, tmp_path):
     assert stream.targets.tolist() == [False] + [True] * (len(stream.tokens) - 1)
 
 
-def test_every_turn_of_the_assistant_is_learned_with_its_end(chatting, tmp_path):
-    system = {"role": "system", "content": "be kind"}
-    documents = conversations(
-        tmp_path, {"messages": [system, *TURN, {"role": "user", "content": "?"}, TURN[1], TURN[0]]}
-    )
-    assert said(chatting, documents) == "yo<|end_of_text|>yo<|end_of_text|>"
-
-
-def test_tool_calls_are_learned_and_their_answers_are_not(chatting, tmp_path):
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "sum"}}]}
-    answers = [{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]
-    documents = conversations(tmp_path, {"messages": [TURN[0], call, *answers, TURN[1]]})
-    assert said(chatting, documents) == "<tool_call>sum<|end_of_text|>yo<|end_of_text|>"
-
-
 @pytest.mark.parametrize(
     "record",
     [
@@ -91,22 +76,6 @@ def test_without_a_template_prompt_and_completion_follow_each_other(tokenizer, t
     assert stream.targets.tolist() == [False] * 3 + [True] * 3
 
 
-def test_generation_tags_say_the_same_as_the_difference_of_prefixes(tmp_path):
-    from granite_scu.model.loading import load_tokenizer
-
-    tagged = load_tokenizer(TINY_MODEL)
-    texts = ["naïve 😀", "日本語\nzwei Zeilen", " spaces  ", "<|fim_pad|>"]
-    messages = [{"role": role, "content": text} for text in texts for role in ("user", "assistant")]
-    documents = conversations(tmp_path, {"messages": messages}, {"messages": messages[1:]}, {"messages": TURN[:1]})
-    by_tags = encode(documents, tagged)
-    plain = load_tokenizer(TINY_MODEL)
-    plain.chat_template = plain.chat_template.replace("{%- generation %}", "").replace("{%- endgeneration %}", "")
-    by_prefix = encode(documents, plain)
-    assert by_tags.tokens.tolist() == by_prefix.tokens.tolist()
-    assert by_tags.targets.tolist() == by_prefix.targets.tolist()
-    assert plain.decode(by_prefix.tokens[by_prefix.targets]) == 2 * "".join(f"{text}<|end_of_text|>" for text in texts)
-
-
 COUNTED = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
@@ -123,13 +92,6 @@ def test_where_the_words_cannot_be_told_from_the_rest_that_is_explained(chatting
     assert "chats.jsonl:1: the chat template has no {% generation %} tags" in message
     assert "--loss-on all" in message and "--chat-template" in message
     assert learned(chatting, conversations(tmp_path, {"messages": TURN}), "all")
-
-
-def test_a_template_that_refuses_messages_is_named(chatting, tmp_path):
-    chatting.chat_template = "{{ raise_exception('roles must alternate') }}"
-    assert "chats.jsonl:1: the chat template refuses these messages (roles must alternate)" in refused(
-        chatting, conversations(tmp_path, {"messages": TURN})
-    )
 
 
 def test_a_template_that_writes_the_time_makes_the_same_blocks_at_any_time(chatting, tmp_path):
@@ -156,34 +118,16 @@ def test_a_template_that_is_wrong_itself_is_not_blamed_on_the_messages(chatting,
     assert message.startswith("--model: ") and "--chat-template" in message and all(word in message for word in words)
 
 
-def test_messages_without_a_template_are_explained(tokenizer, tmp_path):
-    assert "chats.jsonl:1: messages need a chat template" in refused(
-        tokenizer, conversations(tmp_path, {"messages": TURN})
-    )
-
-
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (
-            {"messages": [{"role": "robot", "content": "x"}]},
-            "messages, message 1 has the unknown role 'robot'; roles are",
-        ),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages, message 1 has the unknown role 'robot'; roles"),
         ({"messages": [TURN[0], {"role": "user"}]}, "messages, message 2 has no content; give a text"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages, message 1 has a int as content; give a text"),
         ({"messages": ["hi"]}, 'messages, message 1 is no object; give {"role": "user"'),
         ({"messages": {"role": "user"}}, "messages is a dict, not a list of messages"),
-        ({"messages": "hi"}, "messages is a text that is not JSON"),
-        (
-            {"prompt": "x", "completion": TURN},
-            "field 'completion' is a list, not text; give prompt and completion both",
-        ),
-        ({"prompt": "x"}, "no field 'text', there are: prompt; name one with --text-column, or give messages"),
+        ({"prompt": "x", "completion": TURN}, "field 'completion' is a list, not text; give prompt and completion"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages, message 1 holds a lone surrogate"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]},
-            "messages, message 1 holds a lone surrogate",
-        ),
         ({"messages": TURN, "tools": "[{"}, "tools is a text that is not JSON; give a list of tools"),
         ({"messages": "[" * 10**5}, "messages is a text that is not JSON; give a list of messages"),
     ],
@@ -222,15 +166,6 @@ def test_of_a_chat_that_begins_with_the_answer_that_is_learned(chatting, tmp_pat
 def test_an_opening_that_is_invited_otherwise_begins_with_its_first_word(chatting, tmp_path):
     chatting.chat_template = REFUSES + TURNS + INVITES.replace("|>{%", "|><think>{%")
     assert said(chatting, conversations(tmp_path, {"messages": TURN[1:]})) == "yo<|end_of_text|>"
-
-
-def test_tool_calls_that_the_template_passes_over_are_refused(chatting, tmp_path):
-    """The end of the turn alone would be learned: not to answer."""
-    chatting.chat_template = TURNS.replace("m.content", "(m.content or '')") + INVITES
-    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
-    assert "shows nothing of the tool calls of message 2" in refused(
-        chatting, conversations(tmp_path, {"messages": [TURN[0], call]})
-    )
 
 
 def test_tool_calls_are_missed_though_the_template_writes_a_name_there(chatting, tmp_path):
@@ -274,21 +209,6 @@ def test_a_template_may_change_letters(chatting, tmp_path):
     assert said(chatting, conversations(tmp_path, {"messages": TURN})) == "YO<|end_of_text|>"
 
 
-def test_tools_beside_a_prompt_are_read_and_others_are_not(tmp_path):
-    with pytest.raises(UserError, match="tools is a text that is not JSON"):
-        conversations(tmp_path, {"prompt": "a", "completion": "b", "tools": "hammer"})
-    path = tmp_path / "texts.jsonl"
-    path.write_text('{"text": "a", "tools": "hammer"}\n')
-    assert load(str(path), "text")[0].text == "a"
-
-
-def test_a_column_that_is_asked_for_is_taken_whatever_its_name(tmp_path):
-    path = tmp_path / "chats.jsonl"
-    path.write_text(json.dumps({"prompt": "hi", "completion": "yo"}) + "\n")
-    (document,) = load(str(path), "completion")
-    assert document.text == "yo" and not isinstance(document, Conversation)
-
-
 def test_a_message_is_known_by_what_is_said_in_it(tmp_path):
     """Copies with numbers and times of their own fall into the same split."""
     stamped = [{**message, "id": number, "sent": "today"} for number, message in enumerate(TURN)]
@@ -314,21 +234,6 @@ def test_what_a_table_adds_to_messages_is_left_out_again(tmp_path):
     arguments = [document.messages[1]["tool_calls"][0]["function"]["arguments"] for document in found]
     assert arguments == [{"city": "Rome"}, {"hour": 5}]
     assert found[0].messages[1]["sent"] == datetime(2024, 1, 1) and "sent" not in found[0].messages[0]
-
-
-def test_conversations_in_csv_and_parquet_are_those_of_jsonl(chatting, tmp_path):
-    import csv
-
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    messages = [{"role": "system", "content": "s"}, *TURN]
-    expected = encode(conversations(tmp_path, {"messages": messages}), chatting).tokens.tolist()
-    pa.parquet.write_table(pa.table({"messages": [messages]}), tmp_path / "a.parquet")
-    with (tmp_path / "a.csv").open("w", newline="") as stream:
-        csv.writer(stream).writerows([["messages"], [json.dumps(messages)]])
-    for name in ("a.parquet", "a.csv"):
-        assert encode(load(str(tmp_path / name), "text"), chatting).tokens.tolist() == expected
 
 
 TAGGED = (
@@ -362,9 +267,7 @@ SILENT = [TURN[0], {"role": "assistant", "content": "  "}]
 
 
 @pytest.mark.parametrize(
-    "record",
-    [{"messages": SILENT}, {"prompt": "hi", "completion": None}, {"prompt": "hi", "completion": ""}],
-    ids=str,
+    "record", [{"messages": SILENT}, {"prompt": "hi", "completion": None}, {"prompt": "hi", "completion": ""}], ids=str
 )
 @pytest.mark.parametrize("tags", [False, True])
 def test_an_answer_that_says_nothing_is_not_learned(chatting, tmp_path, record, tags):
@@ -374,15 +277,6 @@ def test_an_answer_that_says_nothing_is_not_learned(chatting, tmp_path, record, 
     documents = conversations(tmp_path, record) + conversations(tmp_path, {"messages": SILENT + TURN})
     assert learned(chatting, documents[:1]) == []
     assert said(chatting, documents) == "yo<|end_of_text|>"
-
-
-def test_without_a_template_neither(tokenizer, tmp_path):
-    assert learned(tokenizer, conversations(tmp_path, {"prompt": "hi", "completion": " "})) == []
-
-
-def test_a_call_without_a_word_is_learned(chatting, tmp_path):
-    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
-    assert said(chatting, conversations(tmp_path, {"messages": [TURN[0], call]})) == "<tool_call>f<|end_of_text|>"
 
 
 @pytest.mark.parametrize("part", [{"type": "image"}, {"type": "input_text", "text": "gone"}, "text", {"type": "text"}])
@@ -430,12 +324,6 @@ def test_tools_that_the_template_passes_over_are_refused_though_others_are_shown
     assert "chats.jsonl:2: the chat template shows nothing of the tools beside" in refused(chatting, documents)
 
 
-def test_a_thought_is_said(chatting, tmp_path):
-    with_template(chatting, "{{ m.reasoning_content or m.content }}")
-    thought = {"role": "assistant", "content": None, "reasoning_content": "deep"}
-    assert said(chatting, conversations(tmp_path, {"messages": [TURN[0], thought]})) == "deep<|end_of_text|>"
-
-
 def test_messages_count_where_the_text_beside_them_is_empty(tmp_path):
     """As in a table that was joined from texts and chats."""
     both = {"text": "a text", "messages": TURN}
@@ -445,21 +333,23 @@ def test_messages_count_where_the_text_beside_them_is_empty(tmp_path):
     assert [document.text for document in documents[1:]] == ["a text", "", ""]
 
 
-def test_tags_around_nothing_of_the_assistants_are_refused_by_name(chatting, tmp_path):
-    turn = "{% for m in messages %}{{ m.content + eos_token }}{% generation %}{% endgeneration %}{% endfor %}"
-    chatting.chat_template = turn
-    assert "nothing of what the assistant says between {% generation %}" in refused(
-        chatting, conversations(tmp_path, {"messages": TURN})
-    )
-
-
-def test_tags_around_what_the_user_says_are_refused_by_name(chatting, tmp_path):
-    chatting.chat_template = (
-        "{% for m in messages %}{% generation %}{{ m.content + eos_token }}{% endgeneration %}{% endfor %}"
-    )
-    assert "has what message 1 says, whose role is user, between {% generation %}" in refused(
-        chatting, conversations(tmp_path, {"messages": TURN})
-    )
+@pytest.mark.parametrize(
+    ("turn", "words"),
+    [
+        (
+            "{{ m.content + eos_token }}{% generation %}{% endgeneration %}",
+            "nothing of what the assistant says between",
+        ),
+        (
+            "{% generation %}{{ m.content + eos_token }}{% endgeneration %}",
+            "has what message 1 says, whose role is user",
+        ),
+    ],
+    ids=["nothing", "what the user says"],
+)
+def test_tags_around_something_else_are_refused_by_name(chatting, tmp_path, turn, words):
+    chatting.chat_template = f"{{% for m in messages %}}{turn}{{% endfor %}}"
+    assert words in refused(chatting, conversations(tmp_path, {"messages": TURN}))
 
 
 def test_where_no_control_token_ends_a_turn_the_end_of_text_is_learned(chatting, tmp_path):

@@ -4,7 +4,7 @@ import copy
 
 import jinja2
 import pytest
-from chat_forms import FORMS, GRANITE_4, GRANITE_42, LLAMA_3, NEMOTRON_3, QWEN_3, Form
+from chat_forms import FORMS, GRANITE_42, LLAMA_3, NEMOTRON_3, QWEN_3, Form
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL
@@ -150,26 +150,6 @@ def test_with_an_argument_of_the_template_it_begins_where_that_one_invites(writt
     thinks = "truncate" in argument
     messages = [{k: v for k, v in m.items() if thinks or k != "reasoning_content"} for m in TWO_TURNS]
     assert spoken(chosen(written_as(form), arguments=[argument]), chat(*messages)) == (expected, 0)
-
-
-CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"x": "é"}}}]}
-ANSWER = {"role": "tool", "content": "1"}
-
-
-@pytest.mark.parametrize(
-    ("form", "expected"),
-    [
-        (GRANITE_4, '<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call><|end_of_text|>'),
-        (GRANITE_42, '<tool_call>f {"x": "é"}</tool_call><|im_end|>'),
-        (NEMOTRON_3, '<tool_call>f {"x": "é"}</tool_call><|im_end|>'),
-        (QWEN_3, '<tool_call>f {"x": "é"}</tool_call><|im_end|>'),
-    ],
-    ids=["granite 4", "granite 4.2", "nemotron 3", "qwen 3"],
-)
-def test_a_call_of_a_tool_before_the_last_question_is_learned_as_it_is_shown(written_as, form, expected):
-    thought = CALL | {"reasoning_content": "hm"}
-    document = chat(TWO_TURNS[0], thought, ANSWER, *TWO_TURNS[1:])
-    assert spoken(written_as(form), document)[0][0] == expected
 
 
 def test_what_has_no_end_that_can_be_found_is_refused(written_as):

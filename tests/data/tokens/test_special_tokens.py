@@ -39,12 +39,6 @@ def test_in_a_chat_they_are_letters_and_the_templates_own_are_tokens(chatting):
     assert stream.widths.tolist() == [int(token < 256) for token in prompt + answer]
 
 
-def test_in_a_text_they_are_letters_too(tokenizer):
-    stream = encode([Document("a", "x<|end_of_text|>y")], tokenizer)
-    assert stream.tokens.tolist() == [*b"x<|end_of_text|>y", END]
-    assert stream.ends.tolist() == [17] and stream.widths.sum() == 17
-
-
 def test_without_a_template_neither_part_of_a_pair_ends_it(tokenizer):
     pair = as_document("a", {"prompt": "x<|pad|>", "completion": "y<|end_of_text|>"}, "text")
     stream = encode([pair], tokenizer)

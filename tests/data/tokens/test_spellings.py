@@ -9,7 +9,6 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.data.sources.samples import as_document
 from granite_scu.data.tokens.chat import Renderer
-from granite_scu.data.tokens.encoding import encode
 from granite_scu.model.loading import load_tokenizer
 
 SMOL = Form(
@@ -76,32 +75,6 @@ def test_a_call_is_learned_as_the_template_writes_it_however_the_record_does(wri
     assert learned(written_as(form), document) == [expected, f"Sun.{form.eos}"]
 
 
-def test_a_call_as_text_gives_these_tokens(written_as):
-    """<|im_start|> is 258, <|im_end|> 259."""
-    tools = b'\n<tools>\n{"type": "function", "function": {"name": "weather", "parameters": {}}}\n</tools>'
-    parts = [
-        [258, *b"system", *tools, 259, 10, 258, *b"user\nParis?", 259, 10, 258, *b"assistant\n"],
-        [*b'<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>', 259],
-        [10, 258, *b"user\n<tool_response>\n22\n</tool_response>", 259, 10, 258, *b"assistant\n"],
-        [*b"Sun.", 259],
-    ]
-    answer = {"role": "tool", "content": "22"}
-    document = chat(QUESTION, calls('{"city": "Paris"}', content=None), answer, SAYS, tools=TOOLS)
-    stream = encode([document], written_as(HERMES))
-    assert stream.tokens.tolist() == [token for part in parts for token in part]
-    assert stream.targets.tolist() == [bool(i % 2) for i, part in enumerate(parts) for _ in part]
-
-
-def test_answers_of_parallel_calls_are_shown_in_the_order_of_the_calls(written_as):
-    answers = [
-        {"role": "tool", "tool_call_id": f"call{i}", "name": f"tool {i}", "content": f"answer {i}"} for i in (1, 0)
-    ]  # whose names say no more than their places
-    document = chat(QUESTION, calls("{}", '{"a": 1}'), *answers, SAYS)
-    text = Renderer(written_as(HERMES)).render(document).text
-    assert text.index("answer 0") < text.index("answer 1")
-    assert "single tool-calls only" in refused(written_as(LLAMA_31), document)
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -133,12 +106,6 @@ def test_a_name_may_be_shown_within_the_id_of_its_call(chatting):
         renderer.render(chat(QUESTION, calls('{"a": 1}')))
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio"])
-def test_parts_that_are_no_text_are_refused_with_file_and_line(kind):
-    with pytest.raises(UserError, match=rf"chats.jsonl:7: messages, message 1 has a part of type '{kind}'"):
-        chat(QUESTION | {"content": [{"type": "text", "text": "?"}, {"type": kind, kind: {}}]}, SAYS)
-
-
 FIRST_CALL = Form(HERMES.template.replace("in m.tool_calls", "in (m.tool_calls or [])[:1]"), *HERMES[1:])
 ANN, BOB = QUESTION | {"name": "ann"}, QUESTION | {"name": "bob"}
 TOLD = "{% for m in messages %}{{ m.name | default(m.role) + ':' + m.content + eos_token }}{% endfor %}"
@@ -147,11 +114,7 @@ LOST = {
     "calls, in tags": (None, chat(QUESTION, calls("{}", content="hm")), "the tool calls of message 2"),
     "tools": (SMOL, chat(QUESTION, SAYS, tools=TOOLS), "the tools beside the messages"),
     "a name": (SMOL, chat(ANN, SAYS, BOB, SAYS), "the name of message 1"),
-    "one of two": (
-        FIRST_CALL,
-        chat(QUESTION, calls("{}", '{"a": 1}')),
-        "the tool calls of message 2",
-    ),
+    "one of two": (FIRST_CALL, chat(QUESTION, calls("{}", '{"a": 1}')), "the tool calls of message 2"),
     "arguments": (
         Form(HERMES.template.replace("c.arguments | tojson", "'{}'"), *HERMES[1:]),
         chat(QUESTION, calls('{"a": 1}')),
@@ -193,11 +156,3 @@ def test_every_conversation_of_a_new_form_is_looked_at(written_as):
         renderer.render(chat(QUESTION, calls(arguments)))
     with pytest.raises(UserError, match="shows nothing of the tool calls"):
         renderer.render(chat(QUESTION, calls("{}", "{}")))
-
-
-def test_control_tokens_in_arguments_are_words(written_as):
-    document = chat(QUESTION, calls('{"a": "<|im_end|>"}', content=None), SAYS)
-    found = Renderer(written_as(DEEPSEEK_3)).render(document)
-    assert '{"a": "<|im_end|>"}' in found.text and found.n_control == 0
-    stream = encode([document], written_as(HERMES))
-    assert stream.tokens.tolist().count(259) == 3 and Renderer(written_as(HERMES)).render(document).n_control == 1
