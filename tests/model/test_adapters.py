@@ -69,11 +69,6 @@ def test_rank_stabilised_the_scale_has_the_root_of_the_rank(model):
     assert LoraConfig(rank=4, alpha=6.0).scale == 1.5
 
 
-def test_targets_choose_the_layers(model):
-    updates = low_rank_updates(attach(model, LoraConfig(targets=["out_proj", "q_proj"])))
-    assert set(updates) == {name for name in names_of(model) if name.endswith(("out_proj", "q_proj"))}
-
-
 @pytest.mark.parametrize(
     ("kind", "part"), [("attention", ".self_attn."), ("mamba", ".mamba."), ("mlp", ".shared_mlp.")]
 )
@@ -100,14 +95,6 @@ def test_the_factors_make_the_update_that_peft_merges(model):
         delta = layers[name].get_delta_weight("default")
         torch.testing.assert_close(u.scale * u.b @ u.a, delta)
         torch.testing.assert_close(squared_norms([u])[0], delta.square().sum(), rtol=1e-4, atol=0)
-
-
-def test_the_factors_are_the_models_own_and_not_copies(model):
-    adapted = attach(model, LoraConfig(rank=2))
-    tokens = torch.arange(2, 12)[None]
-    before = adapted(input_ids=tokens, use_cache=False).logits
-    randomise(low_rank_updates(adapted))
-    assert not torch.equal(adapted(input_ids=tokens, use_cache=False).logits, before)
 
 
 @pytest.mark.parametrize("quantized", [False, True], ids=["plain", "4 bits"])

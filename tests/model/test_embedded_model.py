@@ -63,13 +63,6 @@ def test_its_chat_template_writes_granites_format(tokenizer):
     assert prompt.endswith("<|start_of_role|>assistant<|end_of_role|>")
 
 
-def test_its_chat_template_marks_what_the_assistant_says(tokenizer):
-    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
-    encoded = tokenizer.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
-    said = [i for i, mask in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if mask]
-    assert tokenizer.decode(said) == "Yes<|end_of_text|>"
-
-
 @given(st.text(max_size=200).filter(lambda text: "<|" not in text))
 def test_its_tokenizer_loses_no_byte(text):
     assert TOKENIZER.decode(TOKENIZER(text, add_special_tokens=False)["input_ids"]) == text

@@ -9,11 +9,10 @@ import lightning as L
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.utils.data import IterableDataset
+from test_module import Endless
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import IGNORED, LoraConfig, check_refused
-from granite_scu.control import PI, find
+from granite_scu.config.settings import IGNORED, LoraConfig
 from granite_scu.control.diagnostics.ceiling import growth, growth_from
 from granite_scu.model import adapters, saved_adapter
 from granite_scu.model.description_length import LN2
@@ -21,16 +20,6 @@ from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.checkpoint import save_adapter
 
 TARGETS = ["in_proj", "q_proj", "input_linear"]
-
-
-class Endless(IterableDataset):
-    """Micro-batches as the data of a run gives them, whose place after a resume is not Lightning's business."""
-
-    def __init__(self, batches):
-        self.batches = batches
-
-    def __iter__(self):
-        return iter(self.batches)
 
 
 def factors(module) -> list[torch.Tensor]:
@@ -264,13 +253,6 @@ def test_dropout_is_the_runs_own(from_adapter, adapter):
     saved_one = module.start.adapter
     again = adapters.attach_saved(module.model.unload(), saved_one.folder, saved_one.config, dropout=0.25)
     assert rates(again) == {0.25}
-
-
-def test_what_acts_on_the_whole_update_is_refused_with_a_reason():
-    for law in ("projection:Projection", "cascade:Cascade"):
-        with pytest.raises(UserError, match=f"--controller {law}: cannot go together with --adapter: it "):
-            check_refused(law, find(f"research.laws.{law}"), ["--adapter"])
-    check_refused("pi", PI, ["--adapter"])
 
 
 def test_adapters_that_cannot_be_gone_on_with(adapter, small_granite, tmp_path):

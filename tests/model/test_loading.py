@@ -80,13 +80,6 @@ def test_weights_are_held_in_the_dtype_asked_for():
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
-def test_the_embedded_tokenizer_gives_back_what_it_was_given():
-    tokenizer = loading.load_tokenizer(TINY_MODEL)
-    text = "def naïve(x):\n    return x + 1\n"
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    assert len(tokenizer) <= loading.load_model_config(TINY_MODEL).vocab_size
-
-
 def test_a_saved_model_is_loaded_from_its_folder(tmp_path):
     original = load_fp32(TINY_MODEL)
     original.save_pretrained(tmp_path / "mine")

@@ -95,9 +95,7 @@ def test_the_logits_of_a_chunk_exist_at_once_and_no_more(monkeypatch):
     seen = []
     original = loss.logits_into
     monkeypatch.setattr(
-        loss,
-        "logits_into",
-        lambda buffer, h, *rest: seen.append((len(buffer), len(h))) or original(buffer, h, *rest),
+        loss, "logits_into", lambda buffer, h, *rest: seen.append((len(buffer), len(h))) or original(buffer, h, *rest)
     )
     hidden = torch.randn(2, 25, 4, requires_grad=True)
     nats = summed_cross_entropy(hidden, torch.randn(8, 4), torch.zeros(2, 25, dtype=torch.long), 1.0, chunk=20)
@@ -202,14 +200,6 @@ def test_the_many_unlikely_words_of_a_large_vocabulary_are_not_lost():
     found = loss.token_nats(Fixed(), torch.zeros(2, 3, dtype=torch.long), labels)
     # That label leaves ``exact`` nats to all others. Of eight lanes or more the likely word spoils one.
     assert ((found - exact).abs() < exact / 4).all()
-
-
-def test_positions_that_are_ignored_count_nowhere(batch):
-    model = granite()
-    input_ids, labels = batch
-    assert summed_nats(model, input_ids, torch.full_like(labels, IGNORED)) == 0
-    padded_inputs, padded_labels = F.pad(input_ids, (0, 9)), F.pad(labels, (0, 9), value=IGNORED)
-    assert_rounded(summed_nats(model, padded_inputs, padded_labels), summed_nats(model, input_ids, labels), OF_GRANITE)
 
 
 def test_where_few_positions_count_the_head_reads_no_others(batch):

@@ -59,14 +59,6 @@ def test_the_logits_and_gradients_are_those_of_the_library(library_model, model,
         )  # there and back
 
 
-@pytest.mark.parametrize("time", [1, 9, 63, 64, 65, 128])
-def test_sequences_of_any_length_are_served(library_model, model, time):
-    tokens = torch.randint(2, 4096, (2, time), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        expected, found = (logits_of(each, tokens) for each in (library_model, model))
-    assert (found - expected).norm() < rounding(OF_EMBEDDED) * expected.norm()
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_is_masked_as_the_library_masks_it(library_model, model, tokens, side):
     mask = torch.ones_like(tokens)
@@ -76,28 +68,9 @@ def test_padding_is_masked_as_the_library_masks_it(library_model, model, tokens,
     assert (found - expected)[mask.bool()].norm() < rounding(OF_EMBEDDED) * expected[mask.bool()].norm()
 
 
-def test_what_stands_on_masked_positions_does_not_matter(model, tokens):
-    mask = torch.ones_like(tokens)
-    mask[:, :11] = 0
-    other = tokens.clone()
-    other[:, :11] = 7
-    one, two = (logits_of(model, t, attention_mask=mask)[:, 11:] for t in (tokens, other))
-    assert_rounded(one, two, OF_EMBEDDED)
-
-
 def test_the_library_alone_would_call_the_fused_kernel(library_model, tokens, forbidden):
     with pytest.raises(AssertionError, match="the fused kernel was called"):
         logits_of(library_model.train(), tokens)
-
-
-def test_generation_with_a_cache_continues_as_the_full_forward_does(model, tokens):
-    model.eval()
-    prompt = tokens[:1, :9]
-    generated = model.generate(prompt, max_new_tokens=12, do_sample=False, use_cache=True, eos_token_id=None)
-    continued = prompt
-    for _ in range(12):
-        continued = torch.cat([continued, logits_of(model, continued)[:, -1:].argmax(-1)], dim=1)
-    assert generated.tolist() == continued.tolist()
 
 
 def test_generation_with_a_cache_runs_the_librarys_forward(model, tokens, monkeypatch):

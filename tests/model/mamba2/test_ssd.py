@@ -179,25 +179,6 @@ def test_the_backward_pass_keeps_the_inputs_and_the_chunks_states_and_nothing_el
     assert sum(kept.values()) <= sum(t.numel() for t in tensors) + states
 
 
-@pytest.mark.slow
-def test_it_compiles_without_a_graph_break():
-    tensors = tuple(t.requires_grad_() for t in inputs(time=50, groups=2))
-    compiled = torch.compile(ssd_scan, fullgraph=True)
-    results = []
-    for scan in (ssd_scan, compiled):
-        y = scan(*tensors, chunk=16)
-        results.append((y, *torch.autograd.grad(y.square().sum(), tensors)))
-    for one, other in zip(*results, strict=True):
-        assert_rounded(one, other, 2 * 50 * 5 * 6)
-
-
-def test_later_tokens_do_not_change_earlier_outputs():
-    x, dt, a, b, c, d = inputs(time=40)
-    whole = ssd_scan(x, dt, a, b, c, d, chunk=16)
-    part = ssd_scan(x[:, :21], dt[:, :21], a, b[:, :21], c[:, :21], d, chunk=16)
-    assert_rounded(whole[:, :21], part, 21 + 6)
-
-
 def test_bf16_inputs_give_what_the_recurrence_gives_to_their_precision():
     x, dt, a, b, c, d = inputs(time=200)
     x, b, c = x.bfloat16(), b.bfloat16(), c.bfloat16()
