@@ -1,4 +1,4 @@
-"""Several processes: they stop together, none waits for one that is gone, and their gradients are one process's."""
+"""Several processes: they stop together, and none waits for one that is gone."""
 
 import os
 import signal
@@ -7,8 +7,6 @@ from datetime import timedelta
 
 import killing
 import pytest
-import torch
-from rounding import assert_rounded
 
 from granite_scu.storage.run_folder import RunFolder
 
@@ -105,42 +103,3 @@ def test_processes_that_read_other_texts_or_chose_other_kernels_are_refused(star
         "text of --data-dir (its checksum); start them all"
     )
     assert all(words in (tmp_path / f"cut{rank}.log").read_text() for rank in range(2))
-
-
-def note(where, name):
-    """Has each rank write down the gradients of the first step, before Adam makes much of little, and every tick."""
-
-    def prepare(rank):
-        from granite_scu.training.callbacks.shannon_control import ShannonControl
-        from granite_scu.training.module import GraniteModule
-
-        gradient, tick, records = GraniteModule.prepare_gradient, ShannonControl.tick, []
-
-        def after_gradient(module, optimizer):
-            gradient(module, optimizer)
-            if module.trainer.global_step == 0:
-                grads = {n: (u.a.grad.clone(), u.b.grad.clone()) for n, u in module.updates.items()}
-                torch.save(grads, where / f"{name}-gradients{rank}.pt")
-
-        def after_tick(control, trainer, module):
-            tick(control, trainer, module)
-            records.append(killing.unclocked(control.loop.latest))
-            torch.save(records, where / f"{name}-ticks{rank}.pt")
-
-        GraniteModule.prepare_gradient, ShannonControl.tick = after_gradient, after_tick
-
-    return prepare
-
-
-def test_two_processes_have_the_gradient_of_one_and_the_same_lambda(start, tmp_path):
-    flags = (*FLAGS, "--max-steps", 3, "--control-every", 1)
-    assert codes(start("one", 1, note(tmp_path, "one"), flags)) == [0]
-    assert codes(start("two", 2, note(tmp_path, "two"), flags)) == [0, 0]
-    alone = torch.load(tmp_path / "one-gradients0.pt")
-    for rank in range(2):
-        for name, pair in torch.load(tmp_path / f"two-gradients{rank}.pt").items():
-            for ours, theirs in zip(pair, alone[name], strict=True):
-                assert_rounded(ours, theirs, 2 * 4 * 64)  # a sum over the tokens of the step, in two parts
-    first, second = (torch.load(tmp_path / f"two-ticks{rank}.pt") for rank in range(2))
-    assert len(first) == 3
-    assert first == second

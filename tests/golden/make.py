@@ -33,7 +33,7 @@ LEARNING_RATE = 3e-4
 
 SETTINGS: dict[str, Any] = {"target_s": 0.02, "lambda_init": 0.5, "lambda_min": 0.05, "lambda_max": 1.5}
 OF_A_LAW: dict[str, dict[str, Any]] = {
-    "replay": {"steps": (5, 20, 60, 61, 150), "lams": (0.4, 0.2, 0.0, 1.2, 0.7), "initial": 0.3},
+    "replay": {"steps": (5, 20, 60, 61, 150), "lams": (0.4, 0.2, 0.0, 1.2, 0.7), "initial": 0.3}
 }
 OF_PI: dict[str, dict[str, Any]] = {
     "pi-feed-forward": {"target_s": 0.05, "lambda_init": None},

@@ -177,10 +177,6 @@ def test_every_step_follows_the_gradient_under_the_lambda_of_that_step(make_modu
         assert error(step.gradient, objective) < rounding(2 * OF_SMALL)  # there and back
 
 
-def test_the_description_is_zero_before_training(make_module):
-    assert set(make_module().layer_bpt()) == {0}
-
-
 # Other ways to act
 
 
@@ -196,17 +192,21 @@ def start(make_module):
     return [factor.detach().clone() for factor in module.factors]
 
 
+@pytest.mark.parametrize("each", [False, True], ids=["one lambda", "one a matrix"])
 def test_decoupled_lambda_shrinks_the_update_by_exactly_its_factor_and_no_gradient(
-    make_module, fit, make_batches, start
+    make_module, fit, make_batches, start, each
 ):
-    lam, decoupled = 2.0, {"actuator": "decoupled"}
-    (plain, (without,)), (shrunk, (with_lambda,)) = (
-        run(make_module, fit, make_batches(1), each, start, **decoupled) for each in (0.0, lam)
-    )
+    runs = []
+    for scale in (0.0, 1.0):
+        module = make_module(UnderSGD, actuator="decoupled")
+        set_factors(module, start)
+        lams = [0.1 * i if each else 2.0 for i in range(len(module.updates))]
+        module.lam, module.layer_lams = scale * 2.0, tuple(scale * lam for lam in lams) if each else None
+        runs.append((module, fit(module, make_batches(1)).optimizers[0].seen[0]))
+    (plain, without), (shrunk, with_lambda) = runs
     assert norm(minus(with_lambda.gradient, without.gradient)) == 0
-    rho = math.exp(-RATE * lam / (plain.prior_sigma**2 * plain.n_tokens))
-    assert 0.5 < rho < 0.9
-    for one, other in zip(shrunk.updates.values(), plain.updates.values(), strict=True):
+    for lam, one, other in zip(lams, shrunk.updates.values(), plain.updates.values(), strict=True):
+        rho = math.exp(-RATE * lam / (plain.prior_sigma**2 * plain.n_tokens))
         assert error([product(one)], [rho * product(other)]) < rounding(16)  # the factors', and over the rank
     window = shrunk.read_window()
     assert window.penalty_grad_norm == 0
@@ -278,20 +278,6 @@ def test_each_matrix_may_have_a_lambda_of_its_own(make_module, fit, make_batches
     set_factors(module, start)
     expected = [lams[i // 2] * gradient for i, gradient in enumerate(description_gradient(module))]
     assert error(minus(gradients[1], gradients[0]), expected) < rounding(2 * OF_SMALL)
-
-
-def test_each_matrix_may_shrink_by_a_lambda_of_its_own(make_module, fit, make_batches, start):
-    ends = []
-    for scale in (0.0, 1.0):
-        module = make_module(UnderSGD, actuator="decoupled")
-        set_factors(module, start)
-        lams = tuple(0.1 * i for i in range(len(module.updates)))
-        module.layer_lams = tuple(scale * lam for lam in lams)
-        fit(module, make_batches(1))
-        ends.append(list(module.updates.values()))
-    for lam, plain, shrunk in zip(lams, *ends, strict=True):
-        rho = math.exp(-RATE * lam / (0.02**2 * 1000))
-        assert error([product(shrunk)], [rho * product(plain)]) < rounding(16)
 
 
 @pytest.mark.parametrize("measure", ["delta", "factors"])
@@ -382,30 +368,6 @@ def test_a_run_that_goes_on_from_its_last_step_reads_the_batch_of_that_anew(
     assert found[0] == found[1] > 0
 
 
-def test_what_is_not_supervised_counts_nowhere_in_the_kl(make_module, fit, make_batches):
-    """A block that is half padding, and one without: the same tokens and the same KL."""
-
-    found = []
-
-    class Padded(L.Callback):
-        def on_train_end(self, trainer, module):
-            whole = module.latest_batch
-            padding = {"input_ids": torch.zeros_like(whole["input_ids"]), "labels": IGNORED}
-            for batch in (whole, {name: pad(part, padding[name]) for name, part in whole.items()}):
-                module.latest_batch = batch
-                found.append(module.kl_from_start())
-            module.latest_batch = {**whole, "labels": torch.full_like(whole["labels"], IGNORED)}
-            assert math.isnan(module.kl_from_start())
-
-    def pad(part, value):
-        return torch.cat([part, torch.zeros_like(part) + value], dim=1)
-
-    fit(make_module(optimizer={"learning_rate": 1e-2}), make_batches(3), callbacks=[Padded()])
-    whole, padded = found
-    # A difference of logarithms of up to 6 bits: its error does not shrink with it, but mostly cancels over words.
-    assert padded == pytest.approx(whole, rel=1e-4, abs=1e-6) and whole > 1e-4
-
-
 def test_measuring_the_kl_changes_nothing(make_module, fit, make_batches):
     plain, measured = make_module(), make_module()
     fit(plain, make_batches(3))
@@ -434,7 +396,7 @@ def test_a_window_without_supervised_tokens_leaves_the_weights_alone(make_module
     (batch,) = make_batches(1)
     module, (step,) = run(make_module, fit, [batch | {"labels": torch.full_like(batch["labels"], -100)}])
     assert norm(step.gradient) == 0
-    assert math.isnan(module.read_window().data_bpt)
+    assert math.isnan(module.read_window().data_bpt) and math.isnan(module.kl_from_start())
 
 
 def test_training_recomputes_activations_where_it_is_told_to(make_module, fit, make_batches):
@@ -504,14 +466,6 @@ def test_a_compiled_model_is_compiled_once(small_and_deeper, make_module, fit, m
         assert error(one, other) < 1e-4
     assert slopes[0] == pytest.approx(slopes[1], rel=1e-3, abs=1e-5)
     loss._compiled_work.cache_clear()
-
-
-def test_everything_is_in_training_mode_while_training(make_module, fit, make_batches):
-    class Watch(L.Callback):
-        def on_train_batch_start(self, trainer, module, batch, index):
-            assert all(part.training for part in module.modules())
-
-    fit(make_module(), make_batches(1), callbacks=[Watch()])
 
 
 # Clipping
@@ -749,11 +703,7 @@ def rates(kind: str, warmup: int = 4, total: int = 12) -> list[float]:
 def test_the_rate_warms_up_from_above_zero_and_then_takes_its_course(kind, after):
     assert rates(kind) == pytest.approx([0.2, 0.4, 0.6, 0.8, *after], abs=1e-6)
     assert rates(kind, warmup=0)[0] == 1.0
-
-
-@pytest.mark.parametrize("kind", ["cosine", "linear"])
-def test_the_rate_ends_at_zero_and_stays_there(kind):
-    assert [schedule(step, kind, 4, 12) for step in (12, 13, 100)] == pytest.approx([0, 0, 0], abs=1e-12)
+    assert schedule(100, kind, 4, 12) == pytest.approx(after[-1], abs=1e-12), "it stays there"
 
 
 def test_a_run_shorter_than_its_warm_up_has_a_rate():

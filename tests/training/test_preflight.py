@@ -1,7 +1,6 @@
 """What is said before a run: how far S can come, whether it fits, and whether its settings go together."""
 
 import importlib.machinery
-from pathlib import Path
 
 import pytest
 from devices import A100, RTX_3060, RTX_4090
@@ -12,27 +11,12 @@ from granite_scu.control import build
 from granite_scu.hardware import machine as machine_
 from granite_scu.training.preflight import beyond_the_bounds
 
-CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
-
 
 @pytest.mark.parametrize(
     ("target", "bounds", "words"),
     [
-        (
-            0.004,
-            {"lambda_max": 0.1},
-            "--lambda-max 0.1: S* = 0.4 % is expected to take a lambda of 3.2, so S",
-        ),
-        (
-            0.004,
-            {"lambda_max": 0.1},
-            "stay above it with lambda on that bound; raise --lambda-max to 3.2 or further",
-        ),
-        (
-            0.5,
-            {"lambda_min": 0.3},
-            "stay below it with lambda on that bound; lower --lambda-min to 0.08 or further, or lower",
-        ),
+        (0.004, {"lambda_max": 0.1}, "stay above it with lambda on that bound; raise --lambda-max to 3.2 or further"),
+        (0.5, {"lambda_min": 0.3}, "stay below it with lambda on that bound; lower --lambda-min to 0.08 or further,"),
         (0.004, {"lambda_max": 1.1}, None),
         (0.5, {"lambda_min": 0.2}, None),
         (0.004, {}, None),

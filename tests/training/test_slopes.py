@@ -104,25 +104,22 @@ def with_documents(batches: list[dict]) -> list[dict]:
     return [batch | {"documents": (torch.arange(12) >= 5).long().expand(2, 12)} for batch in batches]
 
 
-def test_of_packed_documents_they_are_the_derivatives(make_module, fit, make_batches):
-    """Loss on part of the tokens, and documents that do not see one another."""
-    module, reader = make_module(optimizer=FAST, measures_slopes=True), Reader(with_documents(make_batches(2, seed=1)))
-    fit(module, with_documents(make_batches(3)), callbacks=[reader], precision="64-true")
-    assert [slopes.held_out_slope for slopes in reader.read] == pytest.approx(reader.held_out_slopes, **CLOSE)
-    assert [slopes.training_slope for slopes in reader.read] == pytest.approx(reader.training, **CLOSE)
-    assert abs(reader.read[-1].held_out_slope) > 0.005
-
-
-@pytest.mark.parametrize("more", [{}, {"base": {"gradient_checkpointing": True}}, {"lora": {"dropout": 0.3}}])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"base": {"gradient_checkpointing": True}}, {"lora": {"dropout": 0.3}}, "documents"],
+    ids=["plain", "recomputed", "dropout", "documents"],
+)
 def test_in_float64_they_are_the_derivatives(make_module, fit, make_batches, more):
+    """Loss on part of the tokens, and of packed documents too, which do not see one another."""
+    packed, more = (with_documents, {}) if more == "documents" else (list, more)
     module = make_module(optimizer=FAST, measures_slopes=True, **more)
-    reader = Reader(make_batches(2, seed=1))
-    fit(module, make_batches(4), callbacks=[reader], precision="64-true")
+    reader = Reader(packed(make_batches(2, seed=1)))
+    fit(module, packed(make_batches(4)), callbacks=[reader], precision="64-true")
     assert [slopes.held_out for slopes in reader.read] == pytest.approx(reader.held_out, **CLOSE)
     assert [slopes.held_out_slope for slopes in reader.read] == pytest.approx(reader.held_out_slopes, **CLOSE)
     if "lora" not in more:  # the steps were taken with dropout
         assert [slopes.training_slope for slopes in reader.read] == pytest.approx(reader.training, **CLOSE)
-    assert abs(reader.read[-1].held_out_slope) > 0.01
+    assert abs(reader.read[-1].held_out_slope) > 0.005
     assert reader.read[0].training_slope == 0 != reader.read[1].training_slope  # B was zero
     assert all(reader.modes)
 
@@ -213,19 +210,6 @@ def test_the_training_slope_is_that_of_all_micro_batches_since_the_last_reading(
     ((found, expected, after),) = windows
     assert found == pytest.approx(expected, **CLOSE)
     assert after != after  # nothing has been trained on since
-
-
-def test_a_held_out_micro_batch_without_a_supervised_token_has_no_figures(make_module, fit, make_batches):
-    (silent,) = make_batches(1, seed=1)
-    silent["labels"] = torch.full_like(silent["labels"], -100)
-    found = []
-
-    class End(L.Callback):
-        def on_train_end(self, trainer, module):
-            found.append(read(SlopeSensor(), module, [silent]))
-
-    fit(make_module(measures_slopes=True), make_batches(1), callbacks=[End()])
-    assert [value != value for value in found[0]] == [True, True, False, False]
 
 
 def test_a_reading_that_is_not_finite_is_read_again_and_one_without_a_label_is_not(make_module, fit, make_batches):

@@ -25,10 +25,7 @@ def history(s_ema, lams=None, target=0.1, saturated=(), held=()):
 def test_a_rise_with_overshoot_is_summarised_number_by_number():
     e = math.e
     records = history(
-        [None, 0.1 / e, 0.095, 0.13, 0.1, 0.1],
-        lams=[1.0, 1.0, e, e**3, e**2, e**2],
-        saturated={3},
-        held={0},
+        [None, 0.1 / e, 0.095, 0.13, 0.1, 0.1], lams=[1.0, 1.0, e, e**3, e**2, e**2], saturated={3}, held={0}
     )
     error = math.log(1 / 0.95), math.log(1.3)
     area = 10 * ((1 + error[0]) / 2 + (error[0] + error[1]) / 2 + error[1] / 2)

@@ -1,8 +1,6 @@
 """Evidence that a setpoint is out of reach, and where there is none."""
 
-import json
 import math
-from dataclasses import asdict
 
 import pytest
 from hypothesis import given, settings
@@ -225,12 +223,6 @@ def test_a_setpoint_counts_as_reached_only_where_s_came_to_it():
     for state in (arrived, left):
         found = law.summary(state, 0.5, 1e6)
         assert (found["verdict"], found["reached_at_step"]) == ("reached", 60)
-
-
-def test_its_state_survives_json():
-    law = Reachability(0.5)
-    state = watch(law, [sight(k, 0.1, low=True) for k in range(20, 30)])[-1]
-    assert law.restore(json.loads(json.dumps(asdict(state)))) == state
 
 
 @pytest.mark.parametrize("settings", [{"setpoint": 0.0}, {"setpoint": 1.0}, {"setpoint": 0.1, "patience": 2}])

@@ -40,13 +40,7 @@ def controlled(make_module, make_batches, fit):
         attached = Attached(controller or pi(), every)
         module = make_module(optimizer=FAST, **PRIOR)
         batches = change(module, make_batches(steps * accumulate))
-        fit(
-            module,
-            batches,
-            accumulate_grad_batches=accumulate,
-            callbacks=[*attached.callbacks, *callbacks],
-            **more,
-        )
+        fit(module, batches, accumulate_grad_batches=accumulate, callbacks=[*attached.callbacks, *callbacks], **more)
         return module, attached
 
     return run
