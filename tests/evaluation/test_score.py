@@ -8,7 +8,7 @@ import torch
 from rounding import OF_SMALL, rounding
 
 from granite_scu.config.settings import IGNORED
-from granite_scu.evaluation.score import Score, score
+from granite_scu.evaluation.score import score
 
 
 @pytest.fixture
@@ -100,15 +100,3 @@ def test_every_batch_is_scored_under_the_context(module, blocks):
 
     score(nats_of, in_batches(blocks, 5), model=module, context=context())
     assert events == ["in", "batch", "batch", "out"]
-
-
-def test_a_model_that_knows_nothing_pays_the_logarithm_of_its_vocabulary(blocks):
-    def uniform(input_ids, labels):
-        return (labels != IGNORED).sum() * math.log(64)
-
-    assert score(uniform, in_batches(blocks, 3), model=torch.nn.Linear(1, 1)).bits_per_token == pytest.approx(6)
-
-
-def test_a_score_over_no_token_has_no_mean():
-    with pytest.raises(ZeroDivisionError):
-        _ = Score(0.0, 0).bits_per_token

@@ -391,17 +391,6 @@ def test_what_is_not_finite_is_blamed(small_granite, make_adapter, merge, tmp_pa
         merge(folder, base)
 
 
-def test_an_adapters_base_with_a_tensor_less_is_refused(small_granite, make_adapter, merge, tmp_path):
-    """By what merge, eval, generate and ``--adapter`` ask of the base before they load it."""
-    base = Path(shutil.copytree(small_granite, tmp_path / "base"))
-    folder, weights = make_adapter(base), load_file(base / "model.safetensors")
-    weights.pop("model.norm.weight")
-    save_file(weights, base / "model.safetensors", {"format": "pt"})
-    for ask in (lambda: saved_adapter.find(folder).updates(str(base)), lambda: merge(folder, base)):
-        with pytest.raises(UserError, match=r"lack 1 of the .*model\.norm\.weight"):
-            ask()
-
-
 def test_text_of_which_nothing_is_learned_is_none_to_compare_on():
     messages = {"role": "user", "content": "why?"}, {"role": "assistant", "content": "so", "weight": 0}
     with pytest.raises(UserError, match="mine: nothing of it is learned"):

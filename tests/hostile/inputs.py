@@ -281,7 +281,6 @@ def flags(draw, workspace: Workspace) -> Made:
     return ("train", "--test-run", "--data-dir", "given/text.jsonl", *words, *fixed, draw(st.sampled_from(PLANS)))
 
 
-WORDS = ("auto", "0.1", "10%", "pi", "none", "i", "kl", "00:00:01:00", "text")
 PLANS = ("--dry-run", "--dry-run", "--print_config")
 OUTPUT = ("--output-dir", "out/run", "--cache-dir", "out/cache")
 
@@ -513,23 +512,6 @@ def surroundings(draw, workspace: Workspace, run: Path) -> Made:
     return (*words, *draw(st.sampled_from([trains, (*trains, "--dry-run"), *LOOKS, *READERS])))
 
 
-CHANGED = "given/changed"
-
-
-@st.composite
-def bases(draw, workspace: Workspace, run: Path) -> Made:
-    """A run folder, and its base model with one number changed."""
-    _copied(run, workspace)
-    file = Path(shutil.copytree(EMBEDDED, workspace.given / "changed")) / "model.safetensors"
-    data = bytearray(file.read_bytes())
-    data[draw(st.integers(8 + int.from_bytes(data[:8], "little"), len(data) - 1))] ^= draw(st.integers(1, 255))
-    file.write_bytes(data)
-    if draw(st.booleans()):
-        return (*draw(st.sampled_from(READERS[:3])), "--model", CHANGED)
-    again = _again(draw, workspace, run, "given/run/checkpoint-2", "4")
-    return (*(word for word in again if word != "--dry-run"), "--model", CHANGED)
-
-
 KINDS: dict[str, Callable[..., st.SearchStrategy[Made]]] = {
     "records": records,
     "tables": tables,
@@ -546,17 +528,11 @@ OF_A_RUN: dict[str, Callable[..., st.SearchStrategy[Made]]] = {
     "checkpoints": checkpoints,
     "kinds of files": kinds_of_files,
     "surroundings": surroundings,
-    "bases": bases,
 }
 
 
 def right_result(attempt: Attempt) -> str | None:
-    """What is wrong with a command that ended with 0: its JSON must be JSON, and another base is refused or said."""
-    if attempt.code == 0 and CHANGED in attempt.argv:
-        if attempt.argv[0] in ("merge", "train"):
-            return "took another base for the run's"
-        if "its weights are not those" not in attempt.out + attempt.err:
-            return "did not say that the base is another"
+    """What is wrong with a command that ended with 0: what it calls JSON must be JSON."""
     if attempt.code == 0 and "--json" in attempt.argv:
         try:
             json.loads(attempt.out, parse_constant=_no_constant)

@@ -74,6 +74,23 @@ def test_a_power_cut_leaves_what_was_there_or_what_is_new(tmp_path, monkeypatch,
     assert all(found in (old, new, *between) for found in seen)
 
 
+def begin_to_replace(path: Path, part: str) -> None:
+    with replacing(path) as temporary:
+        (temporary / part).parent.mkdir(exist_ok=True)
+        (temporary / part).write_text("half")
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("name", "part"), [("file", "."), ("folder", "part"), ("not there yet", ".")])
+def test_a_crash_while_writing_leaves_what_was_there_and_nothing_else(tmp_path, name, part):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "folder").mkdir()
+    before = contents(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        begin_to_replace(tmp_path / name, part)
+    assert contents(tmp_path) == before and not list(tmp_path.glob(".*"))
+
+
 def test_what_is_the_same_is_left_and_what_is_linked_elsewhere_is_not_written_on(tmp_path):
     (tmp_path / "copy").mkdir()
     for name in ("same", "other"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.data.sources.documents import Document
 from granite_scu.data.tokens.encoding import encode
-from granite_scu.evaluation.bpt.windows import ScoringWindow, as_corpus, cut
+from granite_scu.evaluation.bpt.windows import as_corpus, cut
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +50,6 @@ def test_every_token_is_scored_once_with_the_context_promised(lengths, stride):
         times[window.document][first : window.stop] += 1
         assert first - window.start >= min(first, 16 - stride)
     assert all((each == 1).all() for each in times)
-
-
-def test_a_literal_example():
-    windows = [(0, 0, 3, 3), (1, 0, 4, 4), (1, 2, 6, 2), (1, 4, 8, 2), (1, 5, 9, 1)]
-    assert cut(np.array([3, 9]), 4, 2) == [ScoringWindow(*window) for window in windows]
 
 
 TEXTS = [Document("a", "A function is a thing.\n"), Document("b", "x"), Document("c", "naïve “café” 🐍 " * 9)]
