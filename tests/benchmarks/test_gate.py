@@ -22,9 +22,7 @@ def failing(gate: Gate) -> None:
 
 
 @pytest.mark.slow
-def test_each_side_is_measured_in_its_own_process_without_what_it_loaded_and_one_that_fails_says_why(
-    monkeypatch,
-):
+def test_each_side_is_measured_in_its_own_process_without_what_it_loaded_and_one_that_fails_says_why(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")  # of which Hugging Face's Trainer would take both
     sides = {"more": (taking, (0.25,)), "less": (taking, (0.0625,)), "bad": (failing, ())}
     outcomes = race(sides, "cpu", repeats=2)

@@ -6,17 +6,13 @@ from running import refuses
     ("name", "arguments", "said"),
     [
         ("command_line", ["--repeats", "0"], "--repeats 0: must be at least 1"),
-        ("busy", ["--repeats", "0"], "--repeats 0: must be at least 1"),
         ("controller_overhead", ["--batch", "-1"], "--batch -1"),
         ("data", ["--repeats", "0"], "--repeats 0: must be at least 1"),
         ("faults", ["--kills", "x"], "--kills x: must be a whole number"),
         ("scaling", ["--processes", "3"], "--processes 3: must be 2 or more and divide the batch of 8"),
-        ("scan", ["--lengths", "0"], "--lengths 0"),
         ("scan", ["--repeats", "0"], "--repeats 0"),
-        ("scan", ["--precisions", "fp8"], "fp8"),
         ("scoring", ["--batches", "0"], "--batches 0"),
         ("train_step", ["--length", "0"], "--length 0"),
-        ("train_step", ["--model", "huge"], "huge"),
         ("train_step", ["--peak-tflops", "0"], "--peak-tflops"),
     ],
 )

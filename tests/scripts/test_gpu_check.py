@@ -10,7 +10,7 @@ import pytest
 from scripted import SCRIPTS, script
 from torch.autograd import DeviceType
 
-from benchmarks import gpu_page, gpu_runs, gpu_steps
+from benchmarks import gpu_runs, gpu_steps
 from benchmarks.gpu_legs import Leg
 from benchmarks.gpu_work import Finding, OutOfTime, Skipped, Table, Work, end_with_children
 from granite_scu.config.errors import RunFailed
@@ -136,13 +136,6 @@ def test_the_results_of_two_cards_are_not_mixed(taken, start, monkeypatch, capsy
     assert "was not written by this check; name another --output-dir" in capsys.readouterr().err
 
 
-def test_the_legs_are_listed(capsys):
-    assert check.main(["--list"]) == 0
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert listed == list(check.LEGS) and "parity" in listed
-    assert sum(leg.minutes for leg in check.LEGS.values()) <= 30  # what the command takes by default
-
-
 # ---- parity ----
 
 
@@ -201,29 +194,6 @@ def test_compiled_kernels_that_are_not_there_have_passed_nothing(runs, tmp_path,
     assert (rows["bf16"]["verdict"], rows["bf16"]["kernels"]) == ("passed", "PyTorch")
 
 
-def test_the_hubs_kernels_are_tried_where_what_fetches_them_is_installed(runs, tmp_path, monkeypatch):
-    def row(capability="8.0"):
-        rows = gpu_runs.parity(gpu_work(tmp_path, compute_capability=capability)).tables[0].rows
-        return next(row for row in rows if row["run"] == "kernels hub")
-
-    monkeypatch.setattr(gpu_runs, "installed", lambda request: {})
-    assert row()["verdict"] == "skipped" and "granite-scu[hub-kernels]" in row()["reason"]
-    monkeypatch.setattr(gpu_runs, "installed", lambda request: {"kernels": "9.9"} if request == "hub" else {})
-    assert row()["verdict"] == "passed"
-    assert row("7.5")["reason"] == "they are for Ampere and newer"
-
-
-def test_it_is_said_where_too_little_was_learned_to_tell_runs_apart(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(Work, "train", lambda self, *args, **more: summary(5.0, start=5.01))
-    rows = {row["run"]: row for row in gpu_runs.parity(gpu_work(tmp_path)).tables[0].rows}
-    assert "too few steps" in rows["bf16"]["reason"] and "reason" not in rows["fp32"]
-
-
-def test_two_cards_take_two(tmp_path):
-    with pytest.raises(Skipped, match="there is one card"):
-        gpu_runs.two_cards(gpu_work(tmp_path))
-
-
 # ---- how programs are started ----
 
 
@@ -252,13 +222,6 @@ def test_a_leg_that_hangs_has_failed_and_one_that_time_ran_out_for_has_not(tmp_p
     with pytest.raises(error):
         work.call("sleeping", ["sleep", "60"])
     assert time.monotonic() - now < 20
-
-
-def test_of_several_cards_a_program_sees_as_many_as_it_is_to_use(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
-    asked = [sys.executable, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
-    work = Work(tmp_path, "cuda", 2, CPU)
-    assert [work.call("seen", asked, cards=n).out.strip() for n in (1, 2)] == ["3", "3,5"]
 
 
 def test_how_a_program_failed_is_told_with_its_last_words(tmp_path):
@@ -319,10 +282,6 @@ def test_the_line_that_waits_is_named_and_not_one_that_cleans_up_after_it():
     with pytest.raises(RuntimeError) as caught:
         cleaning_up()
     assert re.fullmatch(r"test_gpu_check\.py:\d+ waiting", gpu_steps.where(caught.value))
-
-
-def test_the_duration_is_minutes_and_seconds():
-    assert gpu_page.duration(187.4) == "3:07"
 
 
 @pytest.mark.slow

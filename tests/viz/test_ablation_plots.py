@@ -68,12 +68,6 @@ def test_where_a_run_was_written_or_ran_sets_nothing_apart(make):
     assert [each.label for each in group(runs)] == ["pi, S* = 2 % (2 runs)"]
 
 
-def test_validations_that_are_no_numbers_are_none(make):
-    run = replace(make(), validations=((100, math.nan), (200, math.nan)))
-    (axes,) = figures.plot_validation(group([run])).axes
-    assert [text.get_text() for text in axes.texts] == ["never validated"]
-
-
 def test_runs_that_differ_in_much_go_by_their_folders_names(make, recwarn):
     runs = [make(), make(target=0.1, optimizer={"learning_rate": 0.5}, lora={"rank": 8, "targets": ["q_proj"] * 9})]
     groups = group(runs)
@@ -131,11 +125,6 @@ def test_a_run_that_stopped_early_takes_part_as_far_as_it_got(make):
     base = np.array([each["s"] for each in rising()])
     assert len(steps) == 40
     np.testing.assert_allclose(median, base + np.where(np.arange(40) < 10, 0.5, 0.0))
-
-
-def test_a_setpoint_that_moves_is_called_auto(make, moved):
-    found = group([make(), read_run(moved)])
-    assert [each.label for each in found] == ["pi, S* auto", "pi, S* = 2 %"]
 
 
 # Figures of one run.
@@ -296,16 +285,6 @@ def test_a_history_with_little_in_it_is_drawn(tmp_path):
     groups = group([read_run(tmp_path)])
     for plot in figures.FIGURES.values():
         plot(groups).canvas.draw()
-
-
-def test_text_is_large_enough_for_half_the_width(make):
-    for plot in figures.FIGURES.values():
-        figure = plot(group([make(), make("none", None, 0.0)]))
-        figure.canvas.draw()
-        assert figure.get_size_inches()[0] == 8
-        texts = [text for axes in figure.axes for text in (*axes.get_xticklabels(), axes.xaxis.label, axes.yaxis.label)]
-        texts += [text for each in figure.legends for text in each.get_texts()]
-        assert min(text.get_fontsize() for text in texts if text.get_text()) >= 12
 
 
 # The command.

@@ -15,17 +15,10 @@ def record(*factors: float | None) -> dict:
     ("factors", "words"),
     [
         ((1.08, 0.03, 1.6), "held-out text would have the adapter 8 % larger (± 3 %), the training text 60 % larger"),
-        ((0.92, 0.03, 1.6), "held-out text would have the adapter 8 % smaller (± 3 %), the training text 60 % larger"),
         ((0.9237, 0.0012, 1.153), "held-out text would have the adapter 7.6 % smaller (± 0.1 %), the training text "
                                   "15 % larger"),
-        ((0.9237, 0.0, 0.98), "held-out text would have the adapter 7.6 % smaller (± 0.1 %), the training text "
-                              "2 % smaller"),
         ((1.02, 0.03, 1.6), "held-out text finds the adapter about the right size (± 3 %), the training text would "
                             "have it 60 % larger"),
-        ((1.0001, 0.001, 1.001), "held-out text finds the adapter about the right size (± 0.1 %), the training text "
-                                 "finds it about the right size"),
-        ((1.08, 0.03, 1.001), "held-out text would have the adapter 8 % larger (± 3 %), the training text finds it "
-                              "about the right size"),
         ((1.3, 0.6, 1.6), "held-out text does not tell whether the adapter should be larger or smaller, the "
                           "training text would have it 60 % larger"),
         ((4.2, 1.13, 12.4), "held-out text would have the adapter 4.2 times as large (± 1.1), the training text 12 "

@@ -12,10 +12,9 @@ from folders import METRICS, holding, record, rising, seeking, settings, write_c
 from granite_scu.cli.main import main
 from granite_scu.storage.run_folder import LOG_FILES
 from granite_scu.viz.report import build_report
-from granite_scu.viz.report_data import MAX_TICKS, chart_data, thinned
+from granite_scu.viz.report_data import MAX_TICKS, thinned
 from granite_scu.viz.run_folder import read_run
 
-ROOT = Path(__file__).parents[2]
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"quoted\" 'both'"
 
 
@@ -125,10 +124,7 @@ def test_of_a_run_from_an_adapter_it_says_what_that_scored(tmp_path):
     ("step", "words"),
     [
         (400, "The adapter is that of the last step, which validated best."),
-        (
-            300,
-            "The adapter is that of step 300, which validated best (5.850 bits per token). That of the last step (5.9",
-        ),
+        (300, "The adapter is that of step 300, which validated best (5.850 bits per token). That of the last step"),
     ],
 )
 def test_it_says_which_steps_adapter_it_is(tmp_path, step, words):
@@ -203,13 +199,6 @@ def test_a_run_that_was_cut_off_is_drawn_as_far_as_it_got(cut_off):
     assert read.data["steps"] == list(range(10, 121, 10)) and read.data["validations"] == [[100, 6.1]]
     assert "The run has not come to its end: recorded up to step 120 of 400." in read.text
     assert "The run is unfinished" in read.text and "wall time" not in read.text
-
-
-def test_a_stopped_run_says_by_which_signal_and_how_to_go_on(cut_off):
-    (cut_off / "stopped.json").write_text(json.dumps({"signal": "SIGTERM<", "step": 120}))
-    text = page(cut_off).text
-    assert "The run was stopped by SIGTERM<: recorded up to step 120 of 400." in text
-    assert "granite-scu train --output-dir cut-off --resume-from-checkpoint last" in text
 
 
 def test_a_history_alone_is_enough(tmp_path):
@@ -327,11 +316,6 @@ def test_a_long_run_is_thinned_to_its_extremes_and_stays_small(tmp_path):
     assert f"Of 20,000 ticks {len(kept):,} are drawn" in source
 
 
-def test_a_short_run_is_not_thinned(finished):
-    run = read_run(finished)
-    assert chart_data(run)["ticks"] == len(thinned(run)) == 40
-
-
 def test_a_validation_that_is_no_number_is_a_gap(finished):
     write_csv(finished / "logs" / "csv" / "metrics.csv", [(100, "nan"), (200, 5.8)])
     read = page(finished)
@@ -366,27 +350,3 @@ def test_what_it_cannot_do_is_one_line_and_leaves_nothing(finished, tmp_path, ca
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("error: ") and words in line
     assert not list(tmp_path.rglob("*.html")) and not list(tmp_path.rglob("*.tmp"))
-
-
-def test_ctrl_c_is_no_traceback(finished, monkeypatch, capsys):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("granite_scu.viz.report.read_measured_run", interrupted)
-    assert main(["report", str(finished)]) == 130
-    assert capsys.readouterr().err == "stopped by Ctrl-C; nothing was written\n"
-
-
-def test_its_style_and_script_are_part_of_the_package():
-    built = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    (listed,) = re.findall(r'"(viz/.*?)"', built)
-    packaged = {path.name for path in (ROOT / "granite_scu").glob(listed)}
-    assert {"report.html", "report.css", "report.js"} <= packaged
-    assert packaged == {path.name for path in (ROOT / "granite_scu" / "viz").rglob("*") if path.parent.name == "assets"}
-
-
-def test_a_page_that_cannot_be_written_leaves_the_old_one(finished, monkeypatch):
-    (finished / "report.html").write_text("old")
-    monkeypatch.setattr(Path, "write_text", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "disk full")))
-    assert main(["report", str(finished)]) == 1
-    assert (finished / "report.html").read_text() == "old" and not list(finished.glob(".*"))

@@ -141,6 +141,17 @@ def test_every_line_and_point_can_be_seen_on_white(every_figure):
     assert {where: round(value, 2) for where, value in seen.items() if value < MIN_CONTRAST} == {}
 
 
+def test_text_is_large_enough_for_half_the_width(every_figure):
+    """Of a page, where a picture 8 inches wide has letters half their size."""
+    for figure in every_figure.values():
+        figure.draw_without_rendering()
+        texts = [text for each in figure.legends for text in each.get_texts()]
+        for axes in figure.axes:
+            texts += [*axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label, axes.yaxis.label]
+        assert figure.get_size_inches()[0] == 8
+        assert min(text.get_fontsize() for text in texts if text.get_text()) >= 12
+
+
 def test_no_picture_is_taller_than_900_pixels_where_it_is_800_wide(every_figure):
     shown = {name: 800 * figure.get_figheight() / figure.get_figwidth() for name, figure in every_figure.items()}
     assert {name: height for name, height in shown.items() if height > 900} == {}
