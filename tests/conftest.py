@@ -94,15 +94,7 @@ def make_module(small_granite):
     from granite_scu.training.module import GraniteModule
 
     def make(
-        cls=GraniteModule,
-        *,
-        base=None,
-        lora=None,
-        optimizer=None,
-        sigma=0.02,
-        n_tokens=1000,
-        total_steps=100,
-        **more,
+        cls=GraniteModule, *, base=None, lora=None, optimizer=None, sigma=0.02, n_tokens=1000, total_steps=100, **more
     ):
         torch.manual_seed(0)
         module = cls(
