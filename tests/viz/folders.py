@@ -144,3 +144,24 @@ METRICS = {
     "control": {"settling_time": 130, "overshoot": 0.04, "iae": 0.1, "in_band": 0.96},
     "stopped": {"reason": "max_steps", "step": 400},
 }
+
+
+def finished_run(folder: Path) -> Path:
+    """The folder of a finished run under PI."""
+    config = {"controller": "pi", "target_s": 0.02}
+    return write_run(folder, rising(), config, settings(), [(100, 6.1), (200, 5.95), (300, 5.92)], METRICS)
+
+
+def moved_run(folder: Path) -> Path:
+    """The folder of a finished run under PI whose setpoint held-out text moved."""
+    asked = settings(control={"target_s": "auto"})
+    metrics = METRICS | {"control": {"iae": None, "in_band": None}}
+    return write_run(folder, seeking(), {"controller": "pi", "target_s": None}, asked, [(100, 6.1)], metrics)
+
+
+def held_run(folder: Path) -> Path:
+    """The folder of a finished run that held drift at 2 %: kept is the adapter of step 300, which came nearest."""
+    drift = {"budget": 0.02, "share": 0.021, "tokens": 512, "within": True, "lambda": 45.0}
+    metrics = METRICS | {"drift": drift, "best_val_step": 300, "s_target": None}
+    validated = [(100, 6.1, 0.035), (200, 5.95, 0.026), (300, 5.92, 0.021)]
+    return write_run(folder, holding(), {"controller": "pi", "target_s": None}, settings(), validated, metrics)

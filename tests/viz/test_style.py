@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import METRICS, course, rising, settings, write_run
+from folders import METRICS, course, finished_run, held_run, moved_run, rising, settings, write_run
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
@@ -42,36 +42,28 @@ def contrast(colour, ground="white") -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-@pytest.fixture
-def runs(tmp_path):
-    """Makes groups of so many laws, each with so many setpoints."""
-
-    def make(laws: int, setpoints: int):
-        found = []
-        for law in range(laws):
-            for k in range(setpoints):
-                name, target = f"law-{law}", 0.02 * (k + 1)
-                asked = settings(control={"controller": name, "target_s": target})
-                folder = write_run(
-                    tmp_path / f"{name}-{k}", rising(), {"controller": name, "target_s": target}, asked, [(100, 6.1)]
-                )
-                found.append(read_run(folder))
-        return group(found)
-
-    return make
+def runs(place: Path):
+    """Groups of six laws, each with five setpoints."""
+    found = []
+    for law, k in itertools.product(range(6), range(5)):
+        asked = {"controller": f"law-{law}", "target_s": 0.02 * (k + 1)}
+        found.append(write_run(place / f"law-{law}-{k}", rising(), asked, settings(control=asked), [(100, 6.1)]))
+    return group(list(map(read_run, found)))
 
 
-@pytest.fixture
-def every_figure(runs, finished, moved, held) -> dict[str, Figure]:
+@pytest.fixture(scope="module")
+def every_figure(tmp_path_factory) -> dict[str, Figure]:
     """Of one run, of many, and of one that held drift."""
+    place = tmp_path_factory.mktemp("runs")
+    finished, moved, held = (read_run(make(place / make.__name__)) for make in (finished_run, moved_run, held_run))
     return {
-        "control": plot_control(read_run(finished)),
-        "moved": plot_control(read_run(moved)),
-        **{f"one {name}": figure for name, figure in draw_figures(group([read_run(moved)])).items()},
-        "held": plot_control(read_run(held)),
-        "learned": draw_figures(group([read_run(held)]))["learned"],
-        "several learned": draw_figures(group([read_run(held), read_run(moved)]))["learned"],
-        **{f"many {name}": figure for name, figure in draw_figures(runs(6, 5)).items()},
+        "control": plot_control(finished),
+        "moved": plot_control(moved),
+        **{f"one {name}": figure for name, figure in draw_figures(group([moved])).items()},
+        "held": plot_control(held),
+        "learned": draw_figures(group([held]))["learned"],
+        "several learned": draw_figures(group([held, moved]))["learned"],
+        **{f"many {name}": figure for name, figure in draw_figures(runs(place)).items()},
     }
 
 
