@@ -3,17 +3,25 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import gpu_runs
-from benchmarks.gpu_work import ROOT, SCRIPT, Finding, Skipped, Table, Work
+from benchmarks.gpu_work import ROOT, SCRIPT, Finding, OutOfTime, Skipped, Table, Work
+from benchmarks.train_step import COLUMNS as STEP
+from benchmarks.train_step import SIDES
 from granite_scu.config.errors import RunFailed
 from granite_scu.config.settings import BaseConfig
+from granite_scu.model.mamba2.kernels import INSTALLS, installed
 
+DENSE = ROOT / "research" / "evidence" / "bases" / "tiny-prose-dense"
 PRESET_STEPS = 5
-ROOMY, TWICE_ROOMY = 36, 100
-"""GiB of a card on which a step of 8 x 1024 tokens is measured too, and of one that has all variants at once."""
+LOOK = 5
+"""Seconds between two looks at runs that go on."""
 MARGIN = 0.1
 """Share of a device's memory that a prediction leaves free; one that is off by more may end a run."""
 
@@ -90,7 +98,9 @@ def trace(work: Work) -> Finding:
 
 def steps_of(work: Work, what: str) -> dict[str, Any]:
     """What ``benchmarks/gpu_steps.py`` finds."""
-    line = (ROOT / "benchmarks" / "gpu_steps.py", what, "--device", work.device, "--precision", work.precision)
+    line = [ROOT / "benchmarks" / "gpu_steps.py", what, "--device", work.device, "--precision", work.precision]
+    if what == "trace" and work.device == "cuda":
+        line += ["--model", weights(work, "whole"), "--batch", 8]
     return json.loads(work.python(what, *line).require(what).out)
 
 
@@ -107,7 +117,6 @@ def preset(work: Work) -> Finding:
     line = (SCRIPT, *flags, *ends, "--eval-iters", 2, "--output-dir", work.folder / "run", "--overwrite")
     plan = json.loads(work.python("plan", *line, "--dry-run", "--json").require("the dry run").out)
     work.python("run", *line).require("the run")
-    shutil.rmtree(work.folder / "weights", ignore_errors=True)
     summary = json.loads((work.folder / "run" / "scu_metrics.json").read_text())
     predicted, measured = plan["memory_gib_estimate"], summary["peak_gpu_memory_gb"]
     row = {
@@ -134,22 +143,88 @@ def default_model(work: Work) -> tuple[tuple[Any, ...], str]:
     code = f"from huggingface_hub import hf_hub_download; print(hf_hub_download({name!r}, 'config.json'))"
     if not work.python("hub", "-c", code).code:
         return (), ""
-    folder = work.folder / "weights"
-    make = f"from benchmarks.training import save_random; save_random('whole', {str(folder)!r}, {work.device!r})"
-    work.python("weights", "-c", make).require("making random weights")
-    return ("--model", folder), "'s sizes, random weights"
+    return ("--model", weights(work, "whole")), "'s sizes, random weights"
+
+
+def weights(work: Work, model: str) -> Path:
+    """The folder of random weights of a model's sizes, which legs share."""
+    folder = work.folder.parent / "weights" / model
+    if not folder.exists():
+        making = folder.with_suffix(".part")
+        make = f"from benchmarks.training import save_random; save_random({model!r}, {str(making)!r}, {work.device!r})"
+        work.python("weights", "-c", make).require("making random weights")
+        making.rename(folder)
+    return folder
 
 
 # ---- benchmarks ----
 
 
+def step(work: Work) -> Finding:
+    """The default step in our own kernels, and that of Hugging Face's Trainer with PEFT, which may not fit the card."""
+    rows = steps(work, "whole", "--sides", "ours", "theirs", "--ours", "--kernels torch", quick=("--apart",))
+    if work.device == "cuda" and rows[0]["theirs_s"] is None:
+        work.tell(compared(rows, "a step", STEP))
+        rows += steps(work, "whole", "--sides", "theirs", batch=2)
+    return compared(rows, "a step", STEP)
+
+
+def with_packages(work: Work) -> Finding:
+    """The default step in the packages' kernels."""
+    if work.device != "cuda":
+        raise Skipped("the packages' kernels are for GPUs")
+    if not installed():
+        raise Skipped(f"no package with kernels is installed; {INSTALLS['cuda']}")
+    return compared(steps(work, "whole", "--sides", "ours", "--ours", "--kernels cuda"), "a step", STEP)
+
+
+def trl(work: Work) -> Finding:
+    """The same step of TRL's SFTTrainer at its defaults."""
+    if find_spec("trl") is None:
+        raise Skipped("the package trl is not installed")
+    return compared(steps(work, "whole", "--sides", "trl", quick=("--precisions", "fp32")), "a step", STEP)
+
+
+def dense(work: Work) -> Finding:
+    """A step of a dense model, by all three."""
+    sides = [*SIDES[:2], *["trl"] * (find_spec("trl") is not None)]
+    small = ("--model", DENSE, "--batch", 2, "--length", 64)
+    return compared(steps(work, "dense", "--sides", *sides, quick=small), "a step of a dense model", STEP)
+
+
+def steps(work: Work, model: str, *flags: Any, quick: tuple[Any, ...] = (), batch: int = 8) -> list[dict[str, Any]]:
+    """What ``benchmarks/train_step.py`` finds; on a GPU of a model of random weights, the sides one by one."""
+    if work.device != "cuda":
+        return benchmark(work, "train_step", quick=(*flags, *quick))
+    sizes = ("--model", weights(work, model), "--batch", batch, "--length", 1024)
+    return benchmark(work, "train_step", *sizes, "--repeats", 3, "--block", 5, "--apart", *flags)
+
+
+def variants(work: Work) -> Finding:
+    """The default step operator by operator, recomputed, and in 4 bits."""
+    ways = ("--variants", "eager", "recomputed", "four_bits")
+    return compared(steps(work, "whole", "--sides", "ours", *ways, batch=2), "a step in other ways", STEP)
+
+
 def memory(work: Work) -> Finding:
-    """The memory that training takes, predicted and measured; on a GPU with the batches of all presets that fit it."""
+    """The memory that training takes, predicted and measured; on a GPU of 8 x 1024 tokens."""
+    models = [] if work.device != "cuda" else [weights(work, model) for model in ("whole", "dense")]
+    return memory_found(benchmark(work, "memory", "--model", *models))
+
+
+def memory_of_presets(work: Work) -> Finding:
+    """The same with the batches of all presets that fit the card, uncompiled."""
+    if work.device != "cuda":
+        raise Skipped("presets are for cards")
+    return memory_found(benchmark(work, "memory", "--presets"))
+
+
+def memory_found(rows: list[dict[str, Any]]) -> Finding:
+    """The finding of ``benchmarks/memory.py``."""
     from benchmarks.memory import COLUMNS
 
-    rows = benchmark(work, "memory", "--presets")
     if not rows:
-        raise Skipped("no preset's micro-batch is predicted to fit this card without recomputing")
+        raise Skipped("no case is predicted to fit this card without recomputing")
     faults = (*not_measured(rows, "measured_gb"), *memory_faults(rows))
     known = [row["ratio"] for row in rows if row["ratio"]]
     said = f"predicted over measured is {min(known):.2f} to {max(known):.2f}" if known else "nothing was measured"
@@ -173,19 +248,6 @@ def scan(work: Work) -> Finding:
     return compared(rows, "the scan", COLUMNS)
 
 
-def step(work: Work) -> Finding:
-    """An optimizer step in variants of ours, and of Hugging Face's Trainer with PEFT."""
-    from benchmarks.train_step import COLUMNS
-
-    memory = work.machine["info"]["gpu_memory_gb"]
-    together = ["--together"] * (memory > TWICE_ROOMY)
-    whole = ("--model", "whole", "--length", 1024, "--repeats", 3, *together)
-    rows = benchmark(work, "train_step", *whole, "--batch", 2, "--variants", "eager", "recomputed", "four_bits")
-    if memory > ROOMY:
-        rows += benchmark(work, "train_step", *whole, "--batch", 8, "--alone", "--variants", "eager", "recomputed")
-    return compared(rows, "a step", COLUMNS)
-
-
 def controller(work: Work) -> Finding:
     """What SCU costs."""
     from benchmarks.controller_overhead import COLUMNS
@@ -196,19 +258,28 @@ def controller(work: Work) -> Finding:
     return Finding(f"SCU adds: {said}", (Table("What SCU costs", COLUMNS, rows),), not_measured(rows, "ours_s"))
 
 
-def benchmark(work: Work, name: str, *flags: Any) -> list[dict[str, Any]]:
-    """The cases of a benchmark; ``flags`` are those for a GPU, on a CPU it does its quick cases."""
+def benchmark(work: Work, name: str, *flags: Any, quick: tuple[Any, ...] = ()) -> list[dict[str, Any]]:
+    """The cases of a benchmark; ``flags`` are those for a GPU, on a CPU it does its quick cases with ``quick``."""
     line = (ROOT / "benchmarks" / f"{name}.py", "--device", work.device, "--json")
-    done = work.python(name, *line, *(flags if work.device == "cuda" else ("--quick",)))
+    done = work.python(name, *line, *(flags if work.device == "cuda" else ("--quick", *quick)))
     return json.loads(done.require(f"benchmarks/{name}.py").out)
 
 
 def compared(rows: list[dict[str, Any]], what: str, columns: dict[str, str]) -> Finding:
-    """The finding of a benchmark that sets our side against another."""
-    known = [row for row in rows if row["speedup"]]
-    said = ", ".join(f"{row['case']} {row['speedup']:.2f}" for row in known) or "the other side was not measured"
+    """The finding of a benchmark that sets our side against others."""
+    said = [f"{row['case']}: {', '.join(words)}" for row in rows if (words := list(in_words(row)))]
+    asked = [row for row in rows if "ours" in row.get("sides", ("ours",))]
     table = Table(f"Benchmark: {what}", columns, rows)
-    return Finding(f"their time over ours: {said}", (table,), not_measured(rows, "ours_s"))
+    return Finding("; ".join(said) or "nothing was measured", (table,), not_measured(asked, "ours_s"))
+
+
+def in_words(row: dict[str, Any]) -> Iterator[str]:
+    """What a row says: the rate of each side, and their time over ours."""
+    for side in SIDES:
+        if rate := row.get(f"{side}_tokens_per_s"):
+            yield f"{side} {rate:,.0f} tokens/s" + (f" (MFU {mfu:.0%})" if (mfu := row.get(f"{side}_mfu")) else "")
+    if row.get("speedup"):
+        yield f"their time over ours {row['speedup']:.2f}"
 
 
 def not_measured(rows: list[dict[str, Any]], field: str) -> tuple[str, ...]:
@@ -224,18 +295,92 @@ def answer_of(out: str, name: str) -> dict[str, Any]:
         raise RunFailed(f"{name} printed no JSON: {error}") from error
 
 
+# ---- the real model ----
+
+
+def evidence(work: Work) -> Finding:
+    """Runs of the protocol on real models, as many as there is time for; on a CPU of small bases."""
+    if find_spec("research.real") is None:
+        raise Skipped("research/real is not in this checkout")
+    kept, on_gpu = work.folder / "runs.jsonl", work.device == "cuda"
+    shards = work.jobs if on_gpu else 1
+    line = ["-m", "research.real", "--device", work.device, "--results", kept]
+    line += ["--stage", "C", "--model", real_model(work)] if on_gpu else ["--stage", "A"]
+    work.folder.mkdir(parents=True, exist_ok=True)
+    for path in (ROOT / "research" / "evidence" / "real").glob("general-*.jsonl"):
+        shutil.copy(path, work.folder)
+
+    def run(number: int) -> str:
+        try:
+            work.python(f"shard-{number}", *line, "--shard", f"{number}/{shards}").require(f"shard {number}")
+        except OutOfTime:  # its finished runs are kept
+            return ""
+        except RunFailed as error:
+            return str(error)
+        return ""
+
+    def so_far() -> Finding:
+        lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
+        if lines:
+            shutil.copy(kept, work.results / "evidence.jsonl")
+        return Finding(f"{len(lines)} runs, in evidence.jsonl", left=("there may be more",))
+
+    with ThreadPoolExecutor(shards) as pool:
+        running = [pool.submit(run, number) for number in range(1, shards + 1)]
+        while wait(running, timeout=LOOK).not_done:
+            work.tell(so_far())
+    return replace(so_far(), faults=tuple(filter(None, (each.result() for each in running))))
+
+
+def chats(work: Work) -> Finding:
+    """A real model trained on the same chats by ours and by TRL, and asked."""
+    from benchmarks.beside_trl import COLUMNS
+
+    if work.device != "cuda":
+        raise Skipped("on a CPU it takes ten minutes: benchmarks/beside_trl.py")
+    line = (ROOT / "benchmarks" / "beside_trl.py", "--model", real_model(work), "--device", work.device, "--json")
+    rows = json.loads(work.python("beside_trl", *line).require("benchmarks/beside_trl.py").out)
+    said = ", ".join(f"{row['arm']} {row['right']} of {row['questions']}" for row in rows)
+    return Finding(f"answers right: {said}", (Table("Chats, ours beside TRL", COLUMNS, rows),))
+
+
+def real_model(work: Work) -> Path:
+    """The folder of the real model's weights in bf16, which are made of a GGUF file where that is what is there."""
+    packed = next(work.real.glob("*.gguf"), None)
+    if packed is None and not (work.real / "config.json").exists():
+        raise Skipped(f"{work.real} has no model; scripts/fetch_smollm2.py makes it")
+    folder = work.folder.parent / "weights" / "real"
+    if packed is None or folder.exists():
+        return folder if packed else work.real
+    making = folder.with_suffix(".part")
+    making.mkdir(parents=True, exist_ok=True)
+    names = [str(packed), str(making), packed.name]
+    code = "import sys; from pathlib import Path as P; from granite_scu.model.finding import write_whole; "
+    code += "write_whole(P(sys.argv[1]), P(sys.argv[2]), sys.argv[3])"
+    work.python("weights", "-c", code, *names).require("making the weights")
+    making.rename(folder)
+    return folder
+
+
 LEGS = {
     "facts": Leg(facts, 0.5, "the card, its driver, versions, requirements"),
+    "step": Leg(step, 2, "the default step in our kernels, and Hugging Face's Trainer with PEFT"),
+    "packages": Leg(with_packages, 1.5, "the default step in the packages' kernels"),
+    "trl": Leg(trl, 1, "the same step of TRL"),
+    "dense": Leg(dense, 2, "a step of a dense model, by all three"),
+    "memory": Leg(memory, 1.5, "memory predicted and measured"),
+    "trace": Leg(trace, 0.5, "the longest kernels of a step"),
+    "parity": Leg(gpu_runs.parity, 2, "runs in every precision against fp32 on the CPU"),
+    "preset": Leg(preset, 1.5, "the preset of this card trains the default model"),
+    "evidence": Leg(evidence, 1.5, "runs of the protocol on real models"),
     "tests": Leg(tests, 1, "the tests that need a GPU"),
-    "parity": Leg(gpu_runs.parity, 7, "runs in every precision against fp32 on the CPU"),
     "determinism": Leg(gpu_runs.determinism, 1, "two --deterministic runs leave the same bytes"),
     "resume": Leg(gpu_runs.resume, 1, "a resumed run ends with the bytes of a whole one"),
     "syncs": Leg(syncs, 1, "no step between ticks waits for the device"),
-    "preset": Leg(preset, 3, "the preset of this card trains the default model"),
-    "memory": Leg(memory, 4.5, "memory predicted and measured; on a GPU of all presets that fit, uncompiled"),
-    "scan": Leg(scan, 2, "the scan against other scans"),
-    "step": Leg(step, 4, "a step against Hugging Face's Trainer with PEFT"),
-    "controller": Leg(controller, 3, "what SCU costs"),
-    "trace": Leg(trace, 1, "the longest kernels of a step"),
+    "chats": Leg(chats, 3, "a real model on the same chats by ours and TRL"),
+    "presets": Leg(memory_of_presets, 2.5, "memory of all presets that fit, uncompiled"),
+    "scan": Leg(scan, 1.5, "the scan against other scans"),
+    "variants": Leg(variants, 1.5, "a step operator by operator, recomputed, in 4 bits"),
+    "controller": Leg(controller, 2.5, "what SCU costs"),
     "two-cards": Leg(gpu_runs.two_cards, 1, "two processes end where one ends"),
 }

@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from benchmarks.gpu_work import Finding, Skipped, Table, Work
+from benchmarks.gpu_work import Finding, OutOfTime, Skipped, Table, Work
 from granite_scu.config.errors import RunFailed
 from granite_scu.model.mamba2.kernels import AMPERE, INSTALLS, installed
 from granite_scu.model.mamba2.mamba import TORCH
@@ -11,6 +11,7 @@ from granite_scu.model.mamba2.mamba import TORCH
 EAGER = ("--torch-compile", "off", "--kernels", "torch")
 COMPILED, RECOMPUTED = ("--torch-compile", "on"), ("--gradient-checkpointing", "on")
 ANY_KERNELS, HUBS_KERNELS = ("--kernels", "auto"), ("--kernels", "hub")
+NOT_RUN = "not run"
 REFERENCE = ("--precision", "fp32", *EAGER)
 
 SAME = {
@@ -47,22 +48,22 @@ class Variant(NamedTuple):
 
 
 def variants(half: str) -> dict[str, Variant]:
-    """By name; ``half`` is the 16-bit precision of the device, or fp32 where it has none."""
+    """By name, the most wanted first; ``half`` is the 16-bit precision of the device, or fp32 where it has none."""
     half_in = ("--precision", half)
     return {
-        "fp32": Variant("fp32", ("--precision", "fp32", "--no-tf32", *EAGER)),
-        "fp32 in TF32": Variant("tf32", ("--precision", "fp32", "--tf32", *EAGER)),
-        "bf16": Variant("bf16", ("--precision", "bf16", *EAGER)),
-        "fp16": Variant("fp16", ("--precision", "fp16", *EAGER)),
-        "kernels auto": Variant(half, (*half_in, "--torch-compile", "off", *ANY_KERNELS)),
-        "kernels hub": Variant(half, (*half_in, "--torch-compile", "off", *HUBS_KERNELS)),
-        "recomputed": Variant(half, (*half_in, *EAGER, *RECOMPUTED)),
+        "as it comes": Variant(half, ()),
         "compiled": Variant(half, (*half_in, *COMPILED)),
+        "kernels auto": Variant(half, (*half_in, "--torch-compile", "off", *ANY_KERNELS)),
         "compiled, recomputed": Variant(half, (*half_in, *COMPILED, *RECOMPUTED)),
         "accumulated by 3": Variant(half, half_in, "accumulated"),
-        "4 bits": Variant(half, (*half_in, *EAGER), "4bit"),
+        "bf16": Variant("bf16", ("--precision", "bf16", *EAGER)),
+        "fp32": Variant("fp32", ("--precision", "fp32", "--no-tf32", *EAGER)),
+        "fp32 in TF32": Variant("tf32", ("--precision", "fp32", "--tf32", *EAGER)),
         "4 bits, compiled, recomputed": Variant(half, (*half_in, *COMPILED, *RECOMPUTED), "4bit"),
-        "as it comes": Variant(half, ()),
+        "4 bits": Variant(half, (*half_in, *EAGER), "4bit"),
+        "recomputed": Variant(half, (*half_in, *EAGER, *RECOMPUTED)),
+        "fp16": Variant("fp16", ("--precision", "fp16", *EAGER)),
+        "kernels hub": Variant(half, (*half_in, "--torch-compile", "off", *HUBS_KERNELS)),
     }
 
 
@@ -105,16 +106,24 @@ def parity(work: Work) -> Finding:
             return {"run": name, "verdict": "skipped", "reason": reasons[name]}
         return compared(name, wanted[name], references[wanted[name].same], work)
 
+    def so_far() -> Finding:
+        known = [
+            {"run": f"fp32 on the CPU, {name}", "verdict": "reference", **scores(found)}
+            for name, found in references.items()
+        ]
+        faults = [f"{row['run']}: {row['reason']}" for row in rows if row["verdict"] == "failed"]
+        ended = {row["run"] for row in rows if row["verdict"] != NOT_RUN}
+        left = tuple(f"{name}: not run" for name in wanted if name not in ended)
+        table = Table(f"Against fp32 on the CPU, {work.steps} steps of the embedded model", COLUMNS, [*known, *rows])
+        return Finding(verdict_of(rows), (table,), tuple(faults), left)
+
+    rows: list[dict[str, Any]] = []
     with ThreadPoolExecutor(work.jobs) as pool:
         references = dict(zip(kinds, pool.map(reference, kinds), strict=True))
-        rows = list(pool.map(row, wanted))
-    known = [
-        {"run": f"fp32 on the CPU, {name}", "verdict": "reference", **scores(found)}
-        for name, found in references.items()
-    ]
-    faults = [f"{row['run']}: {row['reason']}" for row in rows if row["verdict"] == "failed"]
-    table = Table(f"Against fp32 on the CPU, {work.steps} steps of the embedded model", COLUMNS, [*known, *rows])
-    return Finding(verdict_of(rows), (table,), tuple(faults))
+        for found in pool.map(row, wanted):
+            rows.append(found)
+            work.tell(so_far())
+    return so_far()
 
 
 def compared(name: str, variant: Variant, reference: dict, work: Work) -> dict[str, Any]:
@@ -122,6 +131,8 @@ def compared(name: str, variant: Variant, reference: dict, work: Work) -> dict[s
     folder = name.replace(", ", "-").replace(" ", "-")
     try:
         found = work.train(folder, *SAME[variant.same], *variant.flags)
+    except OutOfTime as reason:
+        return {"run": name, "verdict": NOT_RUN, "reason": str(reason)}
     except RunFailed as error:
         return {"run": name, "verdict": "failed", "reason": str(error)}
     kernels = work.kernels(folder)

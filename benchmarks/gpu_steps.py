@@ -33,7 +33,7 @@ from granite_scu.config.settings import DEFAULT_EVERY
 FIRST = 3
 """Steps of a run that are not looked at."""
 
-TRACED, SHOWN = 3, 15
+TRACED, SHOWN = 3, 10
 GUARDED = 2 * DEFAULT_EVERY + 5
 """Steps of the run that may not wait: two ticks are among them."""
 
@@ -146,7 +146,7 @@ def trace(device: str, case: training.Case) -> dict[str, Any]:
     recorded = Traced(device)
     with training.model_folder(case.model, device) as name:
         case = replace(case, name=name)
-        train(device, case, FIRST + TRACED + 5, (), recorded)
+        train(device, case, FIRST + TRACED + 5, ("--no-isolate-documents",), recorded)
     found = kernels(recorded.profile, device)
     total = sum(kernel["ms"] for kernel in found)
     longest = [{**kernel, "share": measure.ratio(kernel["ms"], total)} for kernel in found[:SHOWN]]
@@ -175,7 +175,9 @@ def main() -> int:
     parser.add_argument("what", choices=("syncs", "trace"))
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: CUDA when there")
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="default: fp32")
-    parser.add_argument("--model", choices=training.MODELS, help="traced (default: cut on CUDA, else embedded)")
+    parser.add_argument(
+        "--model", help=f"{', '.join(training.MODELS)}, or a folder (default: cut on CUDA, or embedded)"
+    )
     parser.add_argument("--batch", type=int, help="sequences in a traced step (default: 2 of 1024 on CUDA, 8 of 128)")
     parser.add_debug()
     options = parser.parse_args()

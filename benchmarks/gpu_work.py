@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ SCRIPT = ROOT / "scripts" / "train_granite_cuda.py"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 WEIGHTS, SUMMARY, MARK = "adapter_model.safetensors", "scu_metrics.json", "gpu_check_command.json"
 _LONGEST = 300  # characters of what a program said last
+_TAIL = 3000  # of its log, where a leg has failed
 
 
 class Skipped(Exception):
@@ -53,11 +54,13 @@ class Finding:
         said: a line on what it found.
         tables: the numbers.
         faults: what is not as it should be, a line each; with any, the leg has failed.
+        left: what time did not allow; with any, the leg is taken again when the check is.
     """
 
     said: str
     tables: tuple[Table, ...] = ()
     faults: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
 
 class Call(NamedTuple):
@@ -98,6 +101,9 @@ class Work:
         deadline: when the leg has to have ended, on ``time.monotonic``'s clock, in seconds.
         end: the same of the whole check.
         jobs: short runs at a time, where their times are not compared.
+        real: the folder of a real model, or where it would be.
+        results: the folder for what is to be kept of a leg besides what it found.
+        tell: keeps what a leg has found so far.
     """
 
     folder: Path
@@ -107,6 +113,14 @@ class Work:
     deadline: float = float("inf")
     end: float = float("inf")
     jobs: int = 1
+    real: Path = Path("none")
+    results: Path = Path()
+    tell: Callable[[Finding], None] = lambda finding: None
+
+    @property
+    def seconds_left(self) -> float:
+        """That the leg may still take."""
+        return max(0.0, min(self.deadline, self.end) - time.monotonic())
 
     @property
     def precision(self) -> str:
@@ -139,7 +153,7 @@ class Work:
                 stderr=err,
             )
             try:
-                code = process.wait(max(0.0, min(self.deadline, self.end) - time.monotonic()))
+                code = process.wait(self.seconds_left)
             except subprocess.TimeoutExpired:
                 if time.monotonic() >= self.end:
                     raise OutOfTime(f"stopped in {name}: the time was used up") from None
@@ -185,6 +199,10 @@ class Work:
         """What the Mamba-2 layers of a run ran in, as its log says."""
         log = (self.folder / name / "logs" / "training.log").read_text(encoding="utf-8")
         return log.rpartition("Mamba-2 layers run in ")[2].partition("\n")[0]
+
+    def logs(self) -> dict[str, str]:
+        """The end of what each program of the leg wrote to stderr."""
+        return {path.stem: path.read_text(errors="replace")[-_TAIL:] for path in sorted(self.folder.glob("*.log"))}
 
     def forget(self, name: str) -> None:
         """Have the run ``name`` made again when the leg is taken again."""

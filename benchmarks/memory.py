@@ -4,8 +4,10 @@
     python benchmarks/memory.py --quick                     the embedded model, about a minute on two cores
     python benchmarks/memory.py --json > out.json           and ten blocks of Granite-4.0-H-1B at full width
     python benchmarks/memory.py --presets                   the micro-batches of the presets that fit this GPU
+    python benchmarks/memory.py --model FOLDER              8 x 1024 tokens of a model, as a user trains it
 
-Each case is a run in a process of its own; those of the presets are in one, of all forty blocks, uncompiled. Measured
+Each case is a run in a process of its own; those of the presets are in one, of all forty blocks, uncompiled, and so
+are those of ``--model``, with activations kept and recomputed. Measured
 is the most that two optimizer steps take on top of what the process held before it loaded the model: of the CUDA
 allocator, or resident in a CPU's memory. Libraries load what they need at their first use, so the process trains a
 little first. Predicted is what ``--dry-run`` says, for the same flags.
@@ -191,10 +193,15 @@ def main() -> int:
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(256 * 2**10))
     parser = measure.build_parser(str(__doc__), repeats=1, quick=1)
     parser.add_argument("--presets", action="store_true", help="the micro-batches of the presets that fit this GPU")
+    parser.add_argument("--model", nargs="+", help=f"{', '.join(training.MODELS)}, or a folder")
     options = measure.parse(parser)
     if options.presets and options.device != "cuda":
         raise UserError("--presets: the presets are for GPUs, and there is none; leave it out")
     wanted = preset_cases(measure.hardware.detect(options.device)) if options.presets else CASES
+    if options.model:
+        whole = ("--no-isolate-documents",)  # as train_step.py has it, whose graphs are then in the cache
+        kept = whole, (*whole, "--gradient-checkpointing=on")
+        wanted = [(model, "bf16", 8, 1024, flags) for model in options.model for flags in kept]
     wanted = QUICK if options.quick else wanted
     allowed = measure.usable(["fp32", "fp16", "bf16"], options.device)
     wanted = [case for case in wanted if case[1] in allowed]
@@ -203,8 +210,8 @@ def main() -> int:
         folders = {model: stack.enter_context(training.model_folder(model, options.device)) for model in models}
         cases = [Flagged(Case(*case[:4], name=folders[case[0]]), case[4]) for case in wanted]
         groups = {str(case): (case,) for case in cases}
-        if options.presets:
-            groups = {"presets": tuple(case for case in cases if predict(case, options.device) <= room(options.device))}
+        if options.presets or options.model:
+            groups = {"all": tuple(case for case in cases if predict(case, options.device) <= room(options.device))}
             groups = {name: group for name, group in groups.items() if group}
         turns = 1 + max(map(len, groups.values()), default=0)
         measured = measure.measure_each(groups, turns, lambda name, tick: run_cases(groups[name], options.device, tick))

@@ -16,14 +16,17 @@ of mamba-ssm and causal-conv1d where they are installed.
 
 The sides take turns, each in a process of its own, a block of steps at a time: ten, or one where a step takes seconds.
 A step's time is everything from its beginning to that of the next. ``extra_gb`` is the most memory on top of the loaded
-model: resident on a CPU, of the allocator on CUDA. ``mfu`` counts 4 operations a token and frozen weight; none on a CPU
+model: resident on a CPU, of the allocator on CUDA; ``ours_first_s`` is our first block,
+which compiles. ``mfu`` counts 4 operations a token and frozen weight; none on a CPU
 unless ``--peak-tflops`` says what it could do. ``predicted_s`` is what ``granite-scu plan``
 expects of a step on this CPU, ``predicted_ratio`` that over ``computed_s``, what ours took without its waiting for
-others. ``--model`` takes a folder too. ``--variants`` trains ours with further flags too, one after the other,
-so that no more memory is needed: ``eager_s``, ``eager_extra_gb``, ``eager_last_loss``, and ``eager_reason`` where it
-could not be measured.
+others. ``--model`` takes a folder too. ``--sides`` may be one alone, and has ``trl`` too: TRL's SFTTrainer as it comes.
+``--variants`` trains ours with further flags too, one after the other, so that no more memory is needed, and so do the
+sides with ``--apart``: ``eager_s``, ``eager_extra_gb``, ``eager_last_loss``, and ``eager_reason`` where it could not be
+measured.
 """
 
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable
@@ -46,6 +49,8 @@ from granite_scu.config.settings import PRECISIONS
 BATCHES, LENGTHS = (1, 2, 4, 8), (512, 1024, 2048, 4096)
 OURS = ("--controller", "none", "--no-isolate-documents")
 
+SIDES = ("ours", "theirs", "trl")
+
 VARIANTS = {
     "eager": ("--torch-compile", "off"),
     "recomputed": ("--gradient-checkpointing", "on"),
@@ -61,8 +66,11 @@ COLUMNS = {
     "computed_s": "computed s|.3f", "predicted_s": "predicted s|.3f", "predicted_ratio": "of it|.2f",
     "first_loss": "first loss|.4f", "ours_last_loss": "ours last|.4f", "theirs_last_loss": "theirs|.4f",
     "max_rel_err": "difference|.0e",
-    **{f"{name}_s": f"{name.replace('_', ' ')} s/step|.3f" for name in VARIANTS},
-    **{f"{name}_extra_gb": f"{name.replace('_', ' ')} GiB|.3f" for name in VARIANTS},
+    "ours_first_s": "ours first s|.1f",
+    **{f"{name}_s": f"{name.replace('_', ' ')} s/step|.3f" for name in ("trl", *VARIANTS)},
+    **{f"{name}_tokens_per_s": f"{name.replace('_', ' ')} tokens/s|,.0f" for name in ("trl", *VARIANTS)},
+    **{f"{name}_extra_gb": f"{name.replace('_', ' ')} GiB|.3f" for name in ("trl", *VARIANTS)},
+    "trl_reason": "TRL not measured",
     "reason": "not measured",
 }  # fmt: skip
 
@@ -73,41 +81,47 @@ def run_case(
     repeats: int,
     peak: float | None,
     advance: Callable[[], None],
+    sides: tuple[str, ...] = SIDES[:2],
+    flags: tuple[str, ...] = (),
     variants: tuple[str, ...] = (),
-    alone: bool = False,
-    together: bool = False,
+    apart: bool = False,
 ) -> dict[str, Any]:
-    """Train both sides in turn, then variants of ours.
+    """Train the sides in turn, then variants of ours.
 
     Args:
         case: what is trained.
         device: "cpu" or "cuda".
         repeats: timed blocks of steps.
         peak: operations a second that the device could do, in units of 1e12.
-        advance: called after each round of the two sides.
+        advance: called after each round of the sides.
+        sides: of ``SIDES``.
+        flags: further ones of ours.
         variants: of ``VARIANTS``.
-        alone: train ours only.
-        together: have the variants take turns with the two sides; all are on the device at once.
+        apart: train the sides one after the other, for which less memory is needed.
     """
     steps = case.block * (1 + repeats) + 1  # the last one only closes the block before it
-    sides = {
-        "ours": (training.run_ours, (case, steps, OURS, False)),
+    known = {
+        "ours": (training.run_ours, (case, steps, (*OURS, *flags), False)),
         "theirs": (training.run_theirs, (case, steps)),
+        "trl": (training.run_trl, (case, steps)),
     }
-    others = {name: (training.run_ours, (case, steps, (*OURS, *VARIANTS[name]), False)) for name in variants}
-    if alone:
-        del sides["theirs"]
-    found = race(sides | others if together else sides, device, repeats, advance)
-    if not together:
-        for name, side in others.items():
-            found |= race({name: side}, device, repeats)
-    outcomes = {"ours": found["ours"], "theirs": found.get("theirs", Outcome(reason="not asked for"))}
+    asked = {name: known[name] for name in sides}
+    groups = [{name: side} for name, side in asked.items()] if apart else [asked]
+    found = {}
+    for group in groups:
+        found |= race(group, device, repeats, advance)
+    for name in variants:
+        found |= race(
+            {name: (training.run_ours, (case, steps, (*OURS, *flags, *VARIANTS[name]), False))}, device, repeats
+        )
+    outcomes = {name: found.get(name, Outcome()) for name in SIDES[:2]}
     facts = _facts(case, outcomes, peak)
-    if device == "cpu":
+    if device == "cpu" and "ours" in sides:
         predicted, computed = predicted_seconds(case), ratio(found["ours"].computed, case.block)
         facts |= {"predicted_s": predicted, "computed_s": computed, "predicted_ratio": ratio(predicted, computed)}
-    for name in variants:
-        facts |= _of_variant(name, found[name], case.block)
+    facts["sides"] = sides
+    for name in {*found} - {*SIDES[:2]}:
+        facts |= _alone(name, found[name], case)
     return measure.compared(str(case), device, *outcomes.values(), units=case.block, **facts)
 
 
@@ -124,6 +138,7 @@ def _facts(case: training.Case, outcomes: dict[str, Outcome], peak: float | None
     most = peak and peak * 1e12 / (4 * case.tokens * training.frozen_weights(case.name))
     for name, outcome in outcomes.items():
         step = ratio(outcome.seconds, case.block)
+        facts[f"{name}_first_s"] = outcome.reports[0]["seconds"] if outcome.reports else None
         facts[f"{name}_last_loss"] = losses[name][-1] if losses[name] else None
         facts[f"{name}_tokens_per_s"] = ratio(case.tokens, step)
         facts[f"{name}_mfu"] = ratio(1, step and most and step * most)
@@ -142,10 +157,12 @@ def predicted_seconds(case: training.Case) -> float:
         return step_time.measure(loading.load_model_config(case.name), setting).step * case.tokens
 
 
-def _of_variant(name: str, outcome: Outcome, block: int) -> dict[str, Any]:
+def _alone(name: str, outcome: Outcome, case: training.Case) -> dict[str, Any]:
     losses = [loss for report in outcome.reports for loss in report["losses"]]
+    seconds = ratio(outcome.seconds, case.block)
     return {
-        f"{name}_s": ratio(outcome.seconds, block),
+        f"{name}_s": seconds,
+        f"{name}_tokens_per_s": ratio(case.tokens, seconds),
         f"{name}_extra_gb": outcome.extra_gb,
         f"{name}_last_loss": losses[-1] if losses else None,
         f"{name}_reason": outcome.reason,
@@ -177,8 +194,9 @@ def main() -> int:
         "--sweep", action="store_true", help=f"batches of {shown(BATCHES)}, lengths of {shown(LENGTHS)}"
     )
     parser.add_argument("--variants", nargs="+", choices=tuple(VARIANTS), default=[], help="of ours, besides")
-    parser.add_argument("--alone", action="store_true", help="without Hugging Face's Trainer, which needs more memory")
-    parser.add_argument("--together", action="store_true", help="all variants at once, for a device with much memory")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES[:2], help=f"default: {' '.join(SIDES[:2])}")
+    parser.add_argument("--ours", default="", metavar="FLAGS", help="further flags of ours")
+    parser.add_argument("--apart", action="store_true", help="one side after the other, where memory is short")
     options = measure.parse(parser)
     measure.require_positive(block=options.block)
     if options.peak_tflops is not None and not options.peak_tflops > 0:  # nor NaN
@@ -195,9 +213,10 @@ def main() -> int:
             options.repeats,
             options.peak_tflops or peak_tflops(options.device, case),
             advance,
+            tuple(options.sides),
+            tuple(shlex.split(options.ours)),
             tuple(options.variants),
-            options.alone,
-            options.together,
+            options.apart,
         ),
     )
     measure.present(found, COLUMNS, "an optimizer step, ours against Hugging Face's Trainer with PEFT", options.json)

@@ -23,8 +23,8 @@ from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, DataConfig
 
-MODELS = ("embedded", "cut", "whole")
-"""The embedded model; ten blocks of Granite-4.0-H-1B, and all forty, of random weights."""
+MODELS = ("embedded", "cut", "whole", "dense")
+"""The embedded model; of random weights ten blocks of Granite-4.0-H-1B, all forty, and a dense Granite."""
 
 CORPUS = "stdlib-docs"
 SEED = 42
@@ -57,15 +57,24 @@ class Case:
         return self.batch * self.length
 
     def __str__(self) -> str:
-        return f"{self.model} {self.precision} {self.batch} x {self.length}"
+        return f"{Path(self.model).name} {self.precision} {self.batch} x {self.length}"
 
 
-def granite_h_1b(blocks: int) -> Any:
-    """Granite-4.0-H-1B's published configuration, cut to so many blocks: attention in every tenth, from the sixth."""
+def granite_1b(model: str) -> Any:
+    """Granite-4.0-H-1B's published configuration, cut to ten blocks or whole; or a dense Granite of 1.6 billion."""
+    from transformers import GraniteConfig
+
     from granite_scu.model import loading
 
     config = loading.default_config()
-    config.num_hidden_layers, config.layer_types = blocks, config.layer_types[:blocks]
+    if model == "dense":
+        same = ("vocab_size", "num_hidden_layers", "num_key_value_heads", "tie_word_embeddings", "embedding_multiplier",
+                "logits_scaling", "residual_multiplier", "attention_multiplier", "pad_token_id", "bos_token_id",
+                "eos_token_id")  # fmt: skip
+        wide = {"hidden_size": 2048, "num_attention_heads": 16, "intermediate_size": config.shared_intermediate_size}
+        return GraniteConfig(**{name: getattr(config, name) for name in same}, **wide)
+    if model == "cut":
+        config.num_hidden_layers, config.layer_types = 10, config.layer_types[:10]
     return config
 
 
@@ -84,20 +93,19 @@ def save_random(model: str, folder: str, device: str = "cpu") -> None:
     """Write a model of random weights, in bf16, and a tokenizer that fits.
 
     Args:
-        model: "cut" or "whole".
+        model: "cut", "whole" or "dense".
         folder: where.
         device: that draws the weights; all of them take a CPU half a minute.
     """
-    from transformers import GraniteMoeHybridForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     from granite_scu.model import loading
 
     torch.manual_seed(SEED)
-    config = granite_h_1b(10 if model == "cut" else 40)
     logging.disable_progress_bar()
     with torch.device(device):
-        made = GraniteMoeHybridForCausalLM(config).to(torch.bfloat16)
+        made = AutoModelForCausalLM.from_config(granite_1b(model), dtype=torch.bfloat16)
     made.save_pretrained(folder)
     del made
     if device == "cuda":
@@ -253,6 +261,65 @@ def run_theirs(gate: Gate, case: Case, steps: int) -> None:
     quiet_console()
     import transformers
 
+    adapted = _adapted(case).to(gate.device)
+    warm_up(adapted, gate.device, case.precision)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            **_arguments(folder, gate.device, case, steps),
+            lr_scheduler_type="cosine",
+            weight_decay=0.0,
+            adam_beta2=0.999,
+            max_grad_norm=1.0,
+            train_sampling_strategy="sequential",
+            remove_unused_columns=False,  # shift_labels would be one
+            dataloader_pin_memory=gate.device == "cuda",
+        )
+        listening, callback = _gated_trainer(transformers.Trainer, gate, case)
+        trainer = listening(adapted, arguments, train_dataset=_rows(case, steps), callbacks=[callback])
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+
+
+def run_trl(gate: Gate, case: Case, steps: int) -> None:
+    """TRL's SFTTrainer as it comes, gated: at its defaults, which recompute activations; on the same blocks of text."""
+    quiet_console()
+    import transformers
+    from datasets import Dataset
+    from peft import LoraConfig
+    from trl import SFTConfig, SFTTrainer
+
+    from granite_scu.model import finding
+
+    with tempfile.TemporaryDirectory() as folder:
+        # The coefficient: TRL 1.16 balances the experts of every Granite hybrid, also of one that has none, and fails.
+        arguments = SFTConfig(
+            **_arguments(folder, gate.device, case, steps), max_length=case.length, router_aux_loss_coef=0.0
+        )
+        listening, callback = _gated_trainer(SFTTrainer, gate, case)
+        trainer = listening(
+            str(finding.resolve(case.name)),
+            arguments,
+            train_dataset=Dataset.from_list([{"input_ids": row["input_ids"].tolist()} for row in _rows(case, steps)]),
+            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
+            callbacks=[callback],
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+
+
+def _arguments(folder: str, device: str, case: Case, steps: int) -> dict[str, Any]:
+    """What both of their trainers are told."""
+    return {
+        "output_dir": folder, "per_device_train_batch_size": case.batch, "max_steps": steps,
+        "learning_rate": LEARNING_RATE, "bf16": case.precision == "bf16", "use_cpu": device == "cpu",
+        "logging_steps": 10, "save_strategy": "no", "report_to": "none", "disable_tqdm": True,
+    }  # fmt: skip
+
+
+def _gated_trainer(trainer: type, gate: Gate, case: Case) -> tuple[Any, Any]:
+    """A trainer of theirs that keeps its losses, and the callback that waits at the gate with them."""
+    import transformers
+
     losses = Losses()
 
     class Gated(transformers.TrainerCallback):
@@ -260,37 +327,13 @@ def run_theirs(gate: Gate, case: Case, steps: int) -> None:
             if state.global_step % case.block == 0:
                 gate.wait(losses.report)
 
-    class Listening(transformers.Trainer):
+    class Listening(trainer):  # type: ignore[misc, valid-type]
         def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
             loss = super().training_step(*args, **kwargs)
             losses.add(loss)
             return loss
 
-    adapted = _adapted(case).to(gate.device)
-    warm_up(adapted, gate.device, case.precision)
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = transformers.TrainingArguments(
-            folder,
-            per_device_train_batch_size=case.batch,
-            max_steps=steps,
-            learning_rate=LEARNING_RATE,
-            lr_scheduler_type="cosine",
-            weight_decay=0.0,
-            adam_beta2=0.999,
-            max_grad_norm=1.0,
-            bf16=case.precision == "bf16",
-            use_cpu=gate.device == "cpu",
-            train_sampling_strategy="sequential",
-            remove_unused_columns=False,  # shift_labels would be one
-            dataloader_pin_memory=gate.device == "cuda",
-            logging_steps=10,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        )
-        trainer = Listening(adapted, arguments, train_dataset=_rows(case, steps), callbacks=[Gated()])
-        trainer.remove_callback(transformers.PrinterCallback)
-        trainer.train()
+    return Listening, Gated()
 
 
 def _adapted(case: Case) -> torch.nn.Module:

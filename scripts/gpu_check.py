@@ -3,12 +3,14 @@
 
     make gpu-check                                         all legs, on one card
     make gpu-check ARGS="--only parity determinism"        some of them
+    python scripts/gpu_check.py --minutes 9 --scratch DIR  as much as fits, the most wanted first
     python scripts/gpu_check.py --list
     python scripts/gpu_check.py --device cpu --steps 4 --minutes 60    as far as it goes without a GPU
 
-The check is made of legs. The result of each is written to ``gpu_check.json`` as soon as it ends, and ``gpu_check.md``
-has all of them as a page. Started again with the same --output-dir it takes the legs that have not passed yet;
---again takes one that has. A leg that fails does not end the others. Exit code 1 if any failed.
+The check is made of legs, those first that are worth most. The result of each is written to ``gpu_check.json`` as soon
+as it ends, of some while they go on, and ``gpu_check.md`` has all of them as a page. Started again with the same
+--output-dir it takes the legs that have not passed yet; --again takes one that has. A leg that fails does not end the
+others. Exit code 1 if any failed. What a machine without a network lacks is carried by ``scripts/gpu_pack.py``.
 """
 
 import json
@@ -19,11 +21,16 @@ import sys
 import time
 from argparse import Namespace
 from datetime import datetime, timezone
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from fetch_smollm2 import default_folder
 
 from benchmarks import gpu_page
 from benchmarks.gpu_legs import LEGS
@@ -37,7 +44,7 @@ from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import require_writable
 
 JSON, PAGE = "gpu_check.json", "gpu_check.md"
-PASSED, FAULTY, SKIPPED, NOT_RUN = "passed", "failed", "skipped", "not run"
+PASSED, FAULTY, SKIPPED, PARTLY, NOT_RUN = "passed", "failed", "skipped", "in part", "not run"
 PATIENCE = 3
 """Times its guessed minutes that a leg may take before it counts as hanging."""
 
@@ -47,6 +54,9 @@ HOW_TO_CONTINUE = "start the same command again; the legs that have ended are ke
 def build_parser() -> Parser:
     parser = Parser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--output-dir", type=Path, default=Path("runs/gpu-check"), help="(default: %(default)s)")
+    parser.add_argument("--scratch", type=Path, help="for logs and runs (default: the output folder)")
+    parser.add_argument("--real", type=Path, default=default_folder(gguf_only=False), metavar="DIR",
+                        help="SmolLM2-135M-Instruct, also as GGUF (default: %(default)s)")  # fmt: skip
     parser.add_argument("--only", nargs="+", default=[], metavar="LEG", help="these legs (default: all)")
     parser.add_argument("--again", nargs="+", default=[], metavar="LEG", help="these legs, also where they have passed")
     parser.add_argument("--list", action="store_true", help="print the legs, and take none")
@@ -120,6 +130,7 @@ class Record:
             if before != (device, machine["info"]["gpu_name"]):
                 raise UserError(f"{path} is of another device ({before[1] or before[0]}); name another --output-dir")
         self.found |= {"device": device, "machine": machine, "versions": provenance.versions()}
+        self.found["packages"] = sorted({f"{d.name}=={d.version}" for d in distributions()}, key=str.lower)
 
     def has_passed(self, name: str) -> bool:
         return self.status(name) == PASSED
@@ -127,18 +138,21 @@ class Record:
     def status(self, name: str) -> str:
         return self.found["legs"].get(name, {"status": NOT_RUN})["status"]
 
-    def put(self, name: str, status: str, finding: Finding, seconds: float | None) -> None:
+    def put(
+        self, name: str, status: str, finding: Finding, seconds: float | None, logs: dict[str, str] | None = None
+    ) -> None:
         """Write what a leg found to the disk. Only a leg that was taken replaces what is known of it."""
         if status == NOT_RUN and self.status(name) != NOT_RUN:
             return
         self.found["legs"][name] = {
             "status": status,
             "said": finding.said,
-            "faults": list(finding.faults),
+            "faults": [*finding.faults, *finding.left],
             "seconds": seconds,
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "commit": provenance.git_revision() or "not from a checkout",
             "tables": [table._asdict() for table in finding.tables],
+            "logs": logs or {},
         }
         self.write()
 
@@ -169,7 +183,7 @@ def take(name: str, work: Work) -> tuple[str, Finding]:
     except Exception as error:  # the boundary of a leg: the next ones are independent of it
         said = str(error) if isinstance(error, RunFailed | UserError) else f"{type(error).__name__}: {error}"
         return FAULTY, Finding(said, faults=(said,))
-    return (FAULTY if finding.faults else PASSED), finding
+    return (FAULTY if finding.faults else PARTLY if finding.left else PASSED), finding
 
 
 def check(options: Namespace) -> int:
@@ -180,6 +194,7 @@ def check(options: Namespace) -> int:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     start, folder = time.monotonic(), options.output_dir.expanduser().absolute()
+    scratch = (options.scratch or folder).expanduser().absolute()
     end = start + 60 * options.minutes
     require_writable("--output-dir", folder)
     record = Record(folder, options.device, machine := look_at_machine(options.device))
@@ -197,13 +212,16 @@ def check(options: Namespace) -> int:
             say(f"{place}: not run, {why.said}")
             continue
         if name in options.again:  # its short runs too, which are kept otherwise
-            shutil.rmtree(folder / name, ignore_errors=True)
+            shutil.rmtree(scratch / name, ignore_errors=True)
         say(f"{place}: {LEGS[name].about} ...")
-        deadline = begun + 60 * PATIENCE * minutes
-        work = Work(folder / name, options.device, options.steps, machine, deadline, end, options.jobs)
+        deadline = end if len(options.legs) == 1 else begun + 60 * PATIENCE * minutes
+        work = Work(
+            scratch / name, options.device, options.steps, machine, deadline, end, options.jobs,
+            options.real, folder, lambda found, name=name: record.put(name, PARTLY, found, None),
+        )  # fmt: skip
         status, finding = take(name, work)
         seconds = time.monotonic() - begun
-        record.put(name, status, finding, seconds)
+        record.put(name, status, finding, seconds, work.logs() if status in (FAULTY, NOT_RUN) else None)
         elapsed = f"{gpu_page.duration(seconds)}, {gpu_page.duration(time.monotonic() - start)} in all"
         say("\n".join([f"    {status} ({elapsed}): {finding.said}", *(f"    - {fault}" for fault in finding.faults)]))
     record.write()

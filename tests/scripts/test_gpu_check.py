@@ -169,7 +169,7 @@ def test_a_run_is_held_to_the_tolerance_of_its_precision(runs, tmp_path):
     runs |= {"fp32": 5.001, "bf16": 5.001, "compiled": RunFailed("no compiler"), "4-bits": float("nan")}
     found = gpu_runs.parity(gpu_work(tmp_path))
     assert {fault.partition(":")[0] for fault in found.faults} == {"fp32", "compiled", "4 bits"}
-    assert found.faults[1] == "compiled: no compiler"
+    assert "compiled: no compiler" in found.faults
     [table] = found.tables
     assert {row["run"]: row["verdict"] for row in table.rows}["bf16"] == "passed"
 
