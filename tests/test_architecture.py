@@ -93,6 +93,7 @@ def test_what_one_must_know_does_not_grow():
     assert len(house.passage(PACKAGE, "learning_rate")) <= 7
     assert len(house.passage(PACKAGE, "output_dir")) <= 10
     assert house.names_of_lambda(PACKAGE) == {"lam", "lambda"}  # the second in files
+    assert len(house.long_functions(PACKAGE)) <= 2
 
 
 def test_control_needs_the_standard_library_alone():

@@ -16,6 +16,8 @@ from pathlib import Path
 LOOP = ("training/recipe.py", "training/module.py")
 SHELL = ("cli/main.py", "cli/*_commands.py", "cli/train.py")
 LAMBDA = ("control", "training", "integrations", "model/description_length.py", "model/drift.py")
+# Lines that are seen at once.
+SCREEN = 45
 # What lambda is called in the checkpoints of earlier versions: one table may name it.
 FORMERLY = ("reg_strength", "strengths")
 
@@ -105,6 +107,18 @@ def helpers(package: Path) -> set[str]:
     return {place for name, place in short.items() if uses[name] == 1}
 
 
+def long_functions(package: Path) -> set[str]:
+    """The functions that fill more than a screen, docstrings aside."""
+    found = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(syntax(path)):
+            if isinstance(node, ast.FunctionDef):
+                begin = node.body[1 if ast.get_docstring(node) and len(node.body) > 1 else 0].lineno
+                if (node.end_lineno or begin) - begin >= SCREEN:
+                    found.add(f"{path.relative_to(package)}:{node.lineno} {node.name}")
+    return found
+
+
 def lines(*places: Path) -> int:
     """Of Python in files and folders."""
     files = [file for place in places for file in ([place] if place.is_file() else place.rglob("*.py"))]
@@ -121,6 +135,7 @@ def counted(root: Path) -> list[tuple[str, Iterable[object], int, int]]:
         ("files that name output_dir on its way", passage(package, "output_dir"), 15, 10),
         ("names of lambda on its way", names_of_lambda(package), 8, 2),
         ("functions of one statement with one caller", helpers(package), 94, 0),
+        (f"functions of more than {SCREEN} lines", long_functions(package), 8, 0),
     ]
 
 
