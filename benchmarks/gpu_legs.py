@@ -5,13 +5,13 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import replace
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import gpu_runs
-from benchmarks.gpu_work import ROOT, SCRIPT, Finding, OutOfTime, Skipped, Table, Work
+from benchmarks.gpu_work import ROOT, SCRIPT, Finding, OutOfTime, Skipped, Table, Work, cores
 from benchmarks.train_step import COLUMNS as STEP
 from benchmarks.train_step import SIDES
 from granite_scu.config.errors import RunFailed
@@ -22,6 +22,8 @@ DENSE = ROOT / "research" / "evidence" / "bases" / "tiny-prose-dense"
 PRESET_STEPS = 5
 LOOK = 5
 """Seconds between two looks at runs that go on."""
+TASKS_OF_C = 10
+"""Of the protocol's runs on a GPU, which a process each may take."""
 MARGIN = 0.1
 """Share of a device's memory that a prediction leaves free; one that is off by more may end a run."""
 
@@ -302,34 +304,32 @@ def evidence(work: Work) -> Finding:
     """Runs of the protocol on real models, as many as there is time for; on a CPU of small bases."""
     if find_spec("research.real") is None:
         raise Skipped("research/real is not in this checkout")
-    kept, on_gpu = work.folder / "runs.jsonl", work.device == "cuda"
-    shards = work.jobs if on_gpu else 1
-    line = ["-m", "research.real", "--device", work.device, "--results", kept]
-    line += ["--stage", "C", "--model", real_model(work)] if on_gpu else ["--stage", "A"]
+    kept, general = work.results / "evidence.jsonl", ROOT / "research" / "evidence" / "real"
     work.folder.mkdir(parents=True, exist_ok=True)
-    for path in (ROOT / "research" / "evidence" / "real").glob("general-*.jsonl"):
+    for path in general.glob("general-*.jsonl"):  # which else the base would have to write
         shutil.copy(path, work.folder)
-
-    def run(number: int) -> str:
-        try:
-            work.python(f"shard-{number}", *line, "--shard", f"{number}/{shards}").require(f"shard {number}")
-        except OutOfTime:  # its finished runs are kept
-            return ""
-        except RunFailed as error:
-            return str(error)
-        return ""
+    runs = work.folder / "runs.jsonl"
+    line = ["-m", "research.real", "--device", work.device, "--results", runs, "--minutes", work.seconds_left / 60]
+    if work.device == "cuda":
+        line += ["--stage", "C", "--jobs", min(TASKS_OF_C, max(1, cores() - 2)), "--model", real_model(work)]
 
     def so_far() -> Finding:
-        lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
+        lines = runs.read_text(encoding="utf-8").splitlines() if runs.exists() else []
         if lines:
-            shutil.copy(kept, work.results / "evidence.jsonl")
-        return Finding(f"{len(lines)} runs, in evidence.jsonl", left=("there may be more",))
+            shutil.copy(runs, kept)
+        return Finding(f"{len(lines)} runs, in {kept.name}", left=("there may be more",))
 
-    with ThreadPoolExecutor(shards) as pool:
-        running = [pool.submit(run, number) for number in range(1, shards + 1)]
-        while wait(running, timeout=LOOK).not_done:
+    def run() -> None:
+        with suppress(OutOfTime):  # the runs that have ended are kept
+            work.python("runs", *line).require("the runs")
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        while wait([running], timeout=LOOK).not_done:
             work.tell(so_far())
-    return replace(so_far(), faults=tuple(filter(None, (each.result() for each in running))))
+    found = so_far()
+    running.result()
+    return found
 
 
 def chats(work: Work) -> Finding:
