@@ -3,7 +3,7 @@
     python scripts/fetch_smollm2.py                                      # the real model, once
     python -m research.real --stage A --minutes 60                       # the next runs; again goes on
     python -m research.real --stage A --shard 1/2 --minutes 60           # those of half of the tasks
-    python -m research.real --stage C --device cuda --jobs 10 --minutes 10   # on a GPU of 80 GB
+    python -m research.real --stage C --device cuda --jobs 10 --minutes 10 --results FILE     # on a GPU of 80 GB
     python -m research.real --stage A --list                             # what is finished, and what can be run next
     python -m research.real --stage A --table drift                      # the criteria; auto, drift or arms
     python -m research.real --stage A --question drift --chart FILE      # the picture of a question
