@@ -66,9 +66,13 @@ class Measured(L.Callback):
 
     def __init__(self, cell: Cell, general: GeneralText, folder: Path) -> None:
         self.cell, self.general, self.folder, self.began = cell, general, folder, time.process_time()
+        self.training_began = self.began
         self.kept: dict[int, list[Tensor]] = {}
         self.mean: list[Tensor] = []
         self.found: Line = {}
+
+    def on_fit_start(self, trainer: L.Trainer, module: Any) -> None:
+        self.training_began = time.process_time()  # a loop's general text is at hand by now
 
     def on_train_start(self, trainer: L.Trainer, module: Any) -> None:
         self.mean = [factor.detach().clone() for factor in module.factors]
@@ -81,7 +85,7 @@ class Measured(L.Callback):
             self.kept[step] = [factor.clone() for factor in factors]
 
     def on_train_end(self, trainer: L.Trainer, module: Any) -> None:
-        used = time.process_time() - self.began
+        used = time.process_time() - self.training_began
         adapters = dict(self._adapters([factor.detach().clone() for factor in module.factors]))
         with torch.no_grad(), trainer.precision_plugin.forward_context(), evaluation_mode(module.model):
             asked, points = Asked(self.cell, module, self.general, self.folder), {}
