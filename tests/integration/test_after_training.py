@@ -133,22 +133,10 @@ def test_found_again_it_shows_its_scores_and_its_adapters_step(run, told):
     assert f"{metrics['adapter_test_bpt']:.4f}" in told("runs", run)[1]
 
 
-def test_a_run_that_was_cut_off_names_what_it_kept(run, told, tmp_path):
-    cut_off = tmp_path / "cut_off"
-    for part in ("best", "checkpoint-3"):
-        (cut_off / part).mkdir(parents=True)
-        (cut_off / part / "adapter_config.json").write_text((run / "adapter_config.json").read_text())
-    (cut_off / "training_config.json").write_text("{}")
-    code, out, err = told("merge", cut_off, "--out", tmp_path / "merged")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"{cut_off}/best, {cut_off}/checkpoint-3" in err
-
-
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         (("merge", "nowhere", "--out", "merged"), "nowhere: no such folder"),
-        (("merge", ".", "--out", "merged"), "is not a run folder"),
         (("merge", "."), "--out"),
         (("merge", ".", "--out", "merged", "--colour", "red"), "unrecognized arguments: --colour red"),
     ],

@@ -6,7 +6,6 @@ import random
 import resource
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -153,6 +152,8 @@ def test_a_power_cut_takes_back_no_more_than_a_kill(whole, cut, tmp_path_factory
         pytest.param((*FLAGS, "--controller", "research.laws.kl:KL"), marks=pytest.mark.slow, id="kl"),
         pytest.param(DRIFT, marks=pytest.mark.slow, id="drift"),
         pytest.param(WORSE, marks=pytest.mark.slow, id="worse"),
+        # Its last step is no tick.
+        pytest.param((*FLAGS, "--target-s", "auto", "--max-steps", 10), marks=pytest.mark.slow, id="auto"),
     ],
 )
 def test_a_run_killed_in_its_last_writings_needs_no_step_more(whole, cut, flags, monkeypatch):
@@ -262,24 +263,6 @@ def test_a_run_outlives_its_console(whole, cut):
     log = (cut.folder / LOG_FILES["cpu"]).read_text()
     assert "standard output cannot be written any more" in log and "the run continues without it" in log
     assert same(whole(FLAGS), killing.outcome(cut.folder))
-
-
-@pytest.mark.slow
-def test_a_run_outlives_the_reader_of_its_output(tmp_path):
-    """As ``| head`` goes away; a process of its own, as the end of one is part of it."""
-    script = ROOT / "scripts" / "train_granite_cuda.py"
-    line = f"set -o pipefail; {sys.executable} {script} --test-run --max-steps 8 --output-dir run | head -1"
-    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "standard output cannot be written any more" in (tmp_path / "run" / LOG_FILES["cpu"]).read_text()
-
-
-@pytest.mark.slow
-def test_a_signal_in_a_validation_saves_what_came_before_it(whole, cut):
-    tell = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
-    assert cut.run(FLAGS, at_call("validation_step", 1, tell)) == 143
-    assert [path.name for path in RunFolder(cut.folder).checkpoints()] == ["checkpoint-2"]
-    assert same(whole(FLAGS), cut.finish(FLAGS))
 
 
 def test_slurms_signal_saves_and_puts_the_job_back_into_the_queue(cut, tmp_path, monkeypatch):

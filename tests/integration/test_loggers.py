@@ -177,24 +177,6 @@ def test_who_is_not_logged_in_is_told_at_once(command, corpus, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.distributed
-def test_of_several_processes_one_logs(command, corpus, tmp_path):
-    pytest.importorskip("mlflow")
-    from mlflow.tracking import MlflowClient
-
-    folder = tmp_path / "run"
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", 2)
-    script = Path(__file__).parents[2] / "scripts" / "train_granite_cuda.py"
-    flags = ("--max-steps", 2, "--multi-gpu", "--accelerator", "cpu", "--output-dir", folder, "--logger", "mlflow")
-    done = command(*torchrun, script, *FLAGS, "--data-dir", corpus, *flags, HOME=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    client = MlflowClient(f"sqlite:///{folder}/logs/mlflow/mlflow.db")
-    (found,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    assert found.info.status == "FINISHED"
-    history = client.get_metric_history(found.info.run_id, "scu/s")
-    assert [(metric.step, metric.value) for metric in history] == ticks(folder, "s")
-
-
 def test_a_store_that_is_lost_during_the_run_is_said_once(tmp_path, caplog):
     pytest.importorskip("mlflow")
     from granite_scu.training.loggers import Place, RunLogger

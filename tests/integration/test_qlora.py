@@ -2,20 +2,14 @@
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from rounding import OF_EMBEDDED, assert_moved_alike, rounding
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 
-ROOT = Path(__file__).parents[2]
-FEW = ("--max-steps", "4", "--control-every", "1", "--precision", "fp32", "--block-size", "64")
 SHORT = (
     *("--4bit-quantization", "--batch-size", "4", "--save-steps", "2", "--eval-steps", "2", "--eval-iters", "2"),
     *("--learning-rate", "5e-3"),
@@ -72,21 +66,3 @@ def test_it_is_scored_on_the_base_that_it_learned_on(run, capsys):
     whole_4_bits, whole_base, _ = scored("--no-4bit-quantization")
     assert (in_4_bits, whole_4_bits) == (True, False)
     assert adapted < base and base != pytest.approx(whole_base, abs=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_two_processes_train_what_one_does(run, corpus, tmp_path):
-    halves = ("--batch-size", "2", "--multi-gpu", "--accelerator", "cpu")
-    flags = ("--test-run", *FEW, *SHORT, "--data-dir", corpus, "--output-dir", tmp_path / "two", *halves)
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    line = [sys.executable, *launcher, ROOT / "scripts" / "train_granite_cuda.py", *flags]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([str(each) for each in line], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    one, two = adapter(run), adapter(tmp_path / "two")
-    assert_moved_alike(one, two, read_json(run / "scu_metrics.json")["steps"], OF_EMBEDDED)
-    metrics = [read_json(folder / "scu_metrics.json") for folder in (run, tmp_path / "two")]
-    assert metrics[0]["tokens"] == metrics[1]["tokens"]
-    for name in ("base_test_bpt", "adapter_test_bpt"):
-        assert metrics[0][name] == pytest.approx(metrics[1][name], rel=rounding(OF_EMBEDDED))

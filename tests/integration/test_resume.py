@@ -195,15 +195,6 @@ def test_a_run_that_is_finished_is_not_gone_on_with(run, short, launch):
     assert "it is at step 6 and the run ends at 6; raise --max-steps to continue" in err
 
 
-def test_the_best_adapter_comes_along_into_another_folder(run, short, launch, tmp_path):
-    folder = tmp_path / "other"
-    flags = ("--max-steps", 7, "--eval-steps", 100, "--output-dir", folder)
-    code, _, err = launch(*short, "--resume-from-checkpoint", run / "checkpoint-6", *flags)
-    assert code == 0, err
-    before, after = (json.loads((each / "scu_metrics.json").read_text()) for each in (run, folder))
-    assert after["best_val_bpt"] <= before["best_val_bpt"]
-
-
 def test_scoring_a_folder_heeds_the_adapters_own_configuration(run, call):
     code, out, err = call(main, "test", "--config", run / "config.yaml", "--lora.alpha=2")
     assert code == 0, err
@@ -221,17 +212,3 @@ def test_a_models_own_code_is_never_run(launch, tmp_path, monkeypatch):
     code, _, _ = launch("--test-run", "--model", model)
     assert code == 2
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.slow
-def test_a_compiled_model_trains_to_the_same_loss_and_has_the_same_slopes(short, script, tmp_path):
-    losses, slopes = [], []
-    seek = ("--target-s", "auto", "--control-every", 1, "--learning-rate", 0.01)
-    for name, flags in (("plain", ()), ("compiled", ("--torch-compile",))):
-        done = script(*short, *seek, "--max-steps", 6, "--output-dir", tmp_path / name, *flags)
-        assert done.returncode == 0, done.stderr
-        losses.append(json.loads((tmp_path / name / "scu_metrics.json").read_text())["adapter_test_bpt"])
-        history = json.loads((tmp_path / name / "scu_history.json").read_text())
-        slopes.append([record["savings_held_out_slope"] for record in history])
-    assert losses[0] == pytest.approx(losses[1], abs=1e-3)
-    assert slopes[0] == pytest.approx(slopes[1], rel=0.02, abs=1e-3)

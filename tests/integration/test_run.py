@@ -47,8 +47,8 @@ def run(script, topics, tmp_path_factory) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("run") / "out"
     shutil.copy(topics, ".")
     done = script(*FLAGS, "--output-dir", folder)
-    assert done.returncode == 0, done.stderr
-    return SimpleNamespace(folder=folder, out=done.stdout, err=done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
+    return SimpleNamespace(folder=folder, out=done.stdout)
 
 
 def read_json(path: Path):
@@ -100,15 +100,13 @@ def leaves(value, path=()):
 # What it says
 
 
-def test_nothing_goes_to_stderr(run):
-    assert run.err == ""
-
-
 def test_what_the_mamba_layers_run_in_is_said_and_the_course_is_logged_too(run):
     log = (run.folder / "logs" / "training.log").read_text(encoding="utf-8")
     for said in (run.out, log):
         assert said.count("Mamba-2 layers run in PyTorch") == said.count("Ctrl-C      saves, and the same command") == 1
     assert "step 12/22  loss" in log and "validation" in log
+    words = [line.split(" INFO ")[-1] for line in log.splitlines()]
+    assert words[0] == "reading the text topics.jsonl", "said before there was a folder"
 
 
 def test_the_console_shows_the_course_and_the_result(run):
@@ -121,14 +119,6 @@ def test_the_console_shows_the_course_and_the_result(run):
     assert re.search(r"^step 10  validation \d\.\d{4} bits/token *$", run.out, re.MULTILINE)
     assert f"{read_json(run.folder / 'scu_metrics.json')['adapter_test_bpt']:.4f} bits/token" in run.out
     assert str(run.folder) in run.out
-
-
-def test_the_log_has_what_was_said_before_there_was_a_folder(run):
-    log = (run.folder / "logs" / "training.log").read_text(encoding="utf-8")
-    words = [line.split(" INFO ")[-1] for line in log.splitlines()]
-    assert words[0] == "reading the text topics.jsonl"
-    header, loading = words.index(f"folder      {run.folder}"), words.index("loading the model tiny-granite-h")
-    assert 0 < header < loading < words.index("Mamba-2 layers run in PyTorch")
 
 
 # The folder
@@ -172,21 +162,6 @@ def test_no_path_of_this_machine_is_left_but_the_output_folder(run):
         home = [str(Path.home())] * (Path.home() != Path("/"))  # a user without a home has that
         for machine in (str(ROOT), EMBEDDED, *home, str(run.folder.parent)):
             assert machine not in text, path
-
-
-@pytest.mark.parametrize("name", ["", f"checkpoint-{SAVED}"])
-def test_adapters_name_their_base_as_the_user_did(run, name):
-    config = read_json(run.folder / name / "adapter_config.json")
-    assert config["base_model_name_or_path"] == "tiny-granite-h"
-    assert (config["r"], config["lora_alpha"], config["peft_type"]) == (16, 32.0, "LORA")
-
-
-def test_checkpoints_hold_no_base_model(run):
-    base = (Path(EMBEDDED) / "model.safetensors").stat().st_size
-    adapter = (run.folder / "adapter_model.safetensors").stat().st_size
-    state = torch.load(run.folder / f"checkpoint-{SAVED}" / "state.ckpt", weights_only=True)
-    assert all("lora_" in name for name in state["state_dict"])
-    assert (run.folder / f"checkpoint-{SAVED}" / "state.ckpt").stat().st_size < 3.5 * adapter < 3.5 * base
 
 
 def test_the_history_has_a_record_of_every_tick_and_of_the_last_step(run):
@@ -333,23 +308,11 @@ def test_the_commands_that_score_the_saved_adapter(run, capfd, split):
         assert found["adapter_bpt"] < found["base_bpt"]
 
 
-def score(capfd, run, *arguments) -> str:
-    assert command.main(["test", "--config", str(run.folder / "config.yaml"), *arguments]) == 2
-    printed = capfd.readouterr().err
-    assert printed.count("\n") == 1
-    return printed
-
-
 def test_a_folder_without_an_adapter_cannot_be_scored(run, capfd):
-    assert "holds no adapter_model.safetensors; run fit first" in score(capfd, run, "--run.output_dir", "no/such/run")
-
-
-def test_an_adapter_of_another_shape_cannot_be_scored(run, capfd, tmp_path):
-    for name in ("adapter_model.safetensors", "adapter_config.json"):
-        shutil.copy(run.folder / name, tmp_path / name)
-    config = read_json(tmp_path / "adapter_config.json")
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"r": 8}))
-    assert "its adapter does not fit tiny-granite-h" in score(capfd, run, "--run.output_dir", str(tmp_path))
+    argv = ["test", "--config", str(run.folder / "config.yaml"), "--run.output_dir", "no/such/run"]
+    assert command.main(argv) == 2
+    printed = capfd.readouterr().err
+    assert "holds no adapter_model.safetensors" in printed and printed.count("\n") == 1
 
 
 # Going on
@@ -408,18 +371,6 @@ def test_a_run_that_goes_on_in_another_folder_takes_its_history_and_its_time_alo
 # What a run can be asked to be
 
 
-@pytest.mark.slow  # test_qlora trains in this process
-def test_4_bits_on_the_cpu(script, corpus, tmp_path):
-    folder = tmp_path / "out"
-    argv = ("--test-run", "--4bit-quantization", "--data-dir", corpus, "--max-steps", 4, "--output-dir", folder)
-    done = script(*argv)
-    assert (done.returncode, done.stderr) == (0, "")  # bitsandbytes has nothing to say
-    assert read_json(folder / "training_config.json")["base"]["quantize_4bit"]
-    metrics = read_json(folder / "scu_metrics.json")
-    assert metrics["skipped_steps"] == 0
-    assert metrics["adapter_test_bpt"] < metrics["base_test_bpt"]
-
-
 def test_what_changes_speed_or_memory_leaves_the_result_alone(train, trained):
     plain = trained()
     argv = ("--gradient-checkpointing", "--num-workers", 1, "--prefetch-factor", 3, "--attn", "eager")
@@ -427,14 +378,6 @@ def test_what_changes_speed_or_memory_leaves_the_result_alone(train, trained):
     assert_moved_alike(*adapters(plain, other), 4, OF_EMBEDDED)
     scores = [read_json(folder / "scu_metrics.json")["adapter_test_bpt"] for folder in (plain, other)]
     assert scores[0] == pytest.approx(scores[1], rel=rounding(OF_EMBEDDED))
-
-
-def test_accumulated_micro_batches_make_the_same_steps(train, trained):
-    whole = trained()
-    parts = train("--batch-size", 1, "--gradient-accumulation-steps", 2)
-    assert_moved_alike(*adapters(whole, parts), 4, OF_EMBEDDED)
-    assert [r["step"] for r in history(parts)] == [r["step"] for r in history(whole)]
-    assert [r["tokens"] for r in history(parts)] == [r["tokens"] for r in history(whole)]
 
 
 def test_early_stopping(train):
@@ -447,7 +390,7 @@ def test_early_stopping(train):
 
 
 @pytest.mark.slow
-def test_a_limit_on_time_ends_the_run_between_two_steps_and_for_good(launch, corpus, tmp_path):
+def test_a_limit_on_time_ends_the_run_between_two_steps(launch, corpus, tmp_path):
     folder = tmp_path / "timed"
     flags = ("--max-steps", 100_000, "--max-time", "00:00:00:01", "--gradient-accumulation-steps", 7)
     flags += ("--batch-size", 2, "--block-size", 64, "--data-dir", corpus)
@@ -459,10 +402,6 @@ def test_a_limit_on_time_ends_the_run_between_two_steps_and_for_good(launch, cor
     (newest,) = folder.glob("checkpoint-*")
     state = torch.load(newest / "state.ckpt", weights_only=True)
     assert state["micro_batches"] == 7 * state["global_step"]
-    code, _, err = launch("--output-dir", folder, "--resume-from-checkpoint", "auto")
-    assert code == 2
-    assert f"the run ended there, at step {metrics['steps']}, before --max-steps; raise --max-time" in err
-    assert read_json(folder / "scu_metrics.json") == metrics
 
 
 def test_epochs_set_the_length(launch, corpus, tmp_path):
@@ -480,14 +419,6 @@ def test_epochs_set_the_length(launch, corpus, tmp_path):
 # Asking
 
 
-def test_a_dry_run_prints_the_plan_and_trains_nothing(launch):
-    code, out, err = launch("--test-run", "--dry-run", "--max-steps", 137, "--output-dir", "planned")
-    assert (code, err) == (0, "")
-    words = ("nothing is trained", "137 steps: 140,288 tokens", "GiB free, fits (predicted)", "a rough estimate from")
-    assert all(word in out for word in words)
-    assert not Path("planned").exists()
-
-
 def test_a_dry_run_plans_for_a_card_that_is_not_here_and_a_run_is_refused(launch, corpus):
     flags = ("--hardware", "gpu_3080", "--model", "tiny-granite-h", "--data-dir", corpus, "--block-size", 64)
     code, out, err = launch(*flags, "--dry-run", "--json")
@@ -502,8 +433,8 @@ def test_a_dry_run_plans_for_a_card_that_is_not_here_and_a_run_is_refused(launch
 
 def test_a_dry_run_as_json(launch):
     length = ("--max-steps", 30, "--batch-size", 2, "--gradient-accumulation-steps", 3, "--block-size", 64)
-    code, out, _ = launch("--test-run", "--dry-run", "--json", *length)
-    assert code == 0
+    code, out, _ = launch("--test-run", "--dry-run", "--json", *length, "--output-dir", "planned")
+    assert code == 0 and not Path("planned").exists()
     facts = json.loads(out)
     assert (facts["steps"], facts["tokens_per_step"], facts["tokens"]) == (30, 2 * 3 * 64, 30 * 2 * 3 * 64)
     assert facts["memory_gib_estimate"] > 0
@@ -516,21 +447,6 @@ def test_the_default_model_is_planned_without_a_network(launch, corpus):
     assert code == 0, err
     assert "the plan counts tokens by the tokenizer of tiny-granite-h" in " ".join(out.split())
     assert "granite-4.0-h-1b: 1,461,538,368 frozen parameters" in out
-
-
-def test_a_dry_run_refuses_what_the_run_would_refuse(run, launch):
-    code, _, err = launch("--test-run", "--dry-run", "--output-dir", run.folder)
-    assert code == 2
-    assert "is not empty" in err
-
-
-def test_requirements_that_are_met(launch):
-    code, out, err = launch("--test-run", "--check-requirements")
-    assert (code, err) == (0, "")
-    assert "This run can start." in out
-    code, out, _ = launch("--test-run", "--check-requirements", "--json")
-    assert code == 0
-    assert json.loads(out)["can_start"] is True
 
 
 def test_mfu_on_a_cpu_is_in_the_history_and_the_summary_and_not_before_the_users_eyes(run):

@@ -2,21 +2,13 @@
 
 import json
 import math
-import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
 import yaml
-from rich.console import Console
 from safetensors.torch import load_file
 
-from granite_scu import control
-from granite_scu.cli.script_flags import translate
-from granite_scu.training import recipe
-from granite_scu.training.recipe import prepare, train
 from granite_scu.viz.adapter_size import FIELDS, describe
 
 SMALL = ("--test-run", "--precision", "fp32", "--batch-size", 1, "--block-size", 64, "--eval-iters", 2)
@@ -75,14 +67,11 @@ def test_a_dry_run_says_that_a_setpoint_lies_above_the_ceiling(launch, corpus, c
     assert ("S* = 90 % cannot be expected" in json.loads(out).get("target_s_advice", "")) == warned
 
 
-def test_a_bound_far_from_the_lambda_that_is_expected_is_said_before_the_run(launch, corpus, tmp_path):
+def test_a_bound_far_from_the_lambda_that_is_expected_is_said_before_the_run(launch, corpus):
     clipped = (*SMALL, "--target-s", 0.004, "--lambda-max", 0.1, "--data-dir", corpus)
     code, out, _ = launch(*clipped, "--dry-run", "--json")
     assert code == 0
     assert "--lambda-max 0.1: S* = 0.4 % is expected to take" in json.loads(out)["target_s_advice"]
-    code, out, _ = launch(*clipped, "--max-steps", 2, "--output-dir", tmp_path / "run")
-    assert code == 0
-    assert "--lambda-max 0.1: S* = 0.4 % is expected to take" in " ".join(out.split())
 
 
 # Found inside the run
@@ -103,14 +92,6 @@ def test_auto_says_what_it_moves_the_setpoint_by(auto):
         " of 1 held-out document, and what so few say may not hold for other text: --controller none is safer"
         in auto[0]
     )
-
-
-def test_auto_says_that_a_run_is_too_short_to_find_a_setpoint(launch, corpus, tmp_path):
-    flags = (*SMALL, "--target-s", "auto", "--max-steps", 6, "--data-dir", corpus, "--output-dir", tmp_path / "run")
-    code, out, _ = launch(*flags)
-    assert code == 0
-    assert "S* starts at 90%, where lambda does little: 3 ticks are too few to find it" in " ".join(out.split())
-    assert read(tmp_path / "run", "scu_history.json")[0]["s_target"] == pytest.approx(0.9)
 
 
 def test_auto_moves_the_setpoint_and_records_what_it_saw(auto):
@@ -155,47 +136,6 @@ def test_auto_continues_from_a_checkpoint_as_if_it_had_not_stopped(auto, launch,
     assert whole == rest
 
 
-@pytest.mark.slow
-def test_a_run_that_died_at_its_last_step_is_measured_there_as_it_would_have_been(launch, corpus, tmp_path):
-    """That step is no tick; the run's extra one tells of the micro-batch before it, which nothing trains on again."""
-    flags = (*SMALL, "--target-s", "auto", "--max-steps", 10, "--save-steps", 5, "--control-every", 4)
-    whole, died = tmp_path / "whole", tmp_path / "died"
-    assert launch(*flags, "--data-dir", corpus, "--output-dir", whole)[0] == 0
-    ended = shutil.ignore_patterns("README.md", "scu_metrics.json", "scu_history.json", "adapter_*")
-    shutil.copytree(whole, died, ignore=lambda path, names: ended(path, names) if Path(path) == whole else [])
-    lines = [json.dumps(record) + "\n" for record in read(whole, "scu_history.json") if record["step"] <= 8]
-    (died / "scu_history.jsonl").write_text("".join(lines))
-    code, out, err = launch(*flags, "--data-dir", corpus, "--output-dir", died, "--resume-from-checkpoint", "last")
-    assert (code, err) == (0, ""), out
-    names = ("step", "savings_held_out", "savings_training", "savings_training_slope", "best_scale_training")
-    last = [[read(folder, "scu_history.json")[-1][name] for name in names] for folder in (whole, died)]
-    assert last[0] == last[1] and last[0][0] == 10
-
-
-def test_reading_the_slopes_leaves_a_run_as_it_is(corpus, tmp_path):
-    """A law that asks for them and acts as a constant, against that constant: the same bytes, dropout and all."""
-
-    @dataclass(frozen=True)
-    class Listening(control.Fixed):
-        needs_slopes: ClassVar[bool] = True
-
-    weights = []
-    for law in (control.Fixed, Listening):
-        folder = tmp_path / law.__name__
-        keys = (
-            "--control.controller=fixed",
-            "--lora.dropout=0.1",
-            "--trainer.max_steps=6",
-            "--run.samples=0",
-            f"--run.output_dir={folder}",
-        )
-        request = translate([*TINY, *keys, f"--data.path={corpus}"])[0].request()
-        train(prepare(request, Console(quiet=True), controller=law(lambda_init=0.1)))
-        weights.append((folder / "adapter_model.safetensors").read_bytes())
-    assert "savings_held_out" in read(tmp_path / "Listening", "scu_history.json")[0]
-    assert weights[0] == weights[1]
-
-
 @pytest.mark.parametrize("controller", ["none", "fixed", "research.laws.kl:KL"])
 def test_a_law_without_a_setpoint_ignores_auto(launch, corpus, controller):
     argv = ("--data-dir", corpus, "--max-steps", 1000, "--target-s", "auto", "--controller", controller)
@@ -212,16 +152,7 @@ def test_the_setpoint_is_found_where_none_is_given(launch, corpus):
 
 @pytest.mark.parametrize(
     ("argv", "words"),
-    [
-        (
-            ("--max-steps", 2),
-            "--target-s auto: acts after each 2 optimizer steps (--control-every), and the run has 2; ",
-        ),
-        (
-            ("--controller", "research.laws.p:Proportional"),
-            "laws.p:Proportional: give target_s a number, such as 0.1: auto moves the setpoint of pi alone",
-        ),
-    ],
+    [(("--max-steps", 2), "--target-s auto: acts after each 2 optimizer steps (--control-every), and the run has")],
 )
 def test_where_auto_could_not_act_it_is_refused(launch, corpus, tmp_path, argv, words):
     for more in ((), ("--dry-run",)):
@@ -260,17 +191,6 @@ def test_what_is_proposed_where_a_tick_has_too_little_text_is_accepted(launch, t
         assert code == 0, err
 
 
-@pytest.mark.slow
-def test_a_run_that_began_before_a_micro_batch_was_asked_for_continues(launch, tmp_path, monkeypatch, too_little):
-    flags, there = too_little
-    flags += ("--batch-size", there + 1, "--output-dir", tmp_path / "run")
-    with monkeypatch.context() as before:  # a run that began before this was refused
-        before.setattr(recipe, "check_held_out", lambda *_: None)
-        assert launch(*flags)[0] == 0
-    code, _, err = launch(*flags, "--max-steps", 6, "--resume-from-checkpoint", "last")
-    assert code == 0, err
-
-
 @pytest.mark.parametrize(
     ("saved", "now", "words"),
     [
@@ -293,22 +213,13 @@ def test_a_checkpoint_of_the_other_kind_of_setpoint_is_refused(launch, corpus, t
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (
-            ["--stop-at-equilibrium", "--controller", "fixed"],
-            "--stop-at-equilibrium: --controller fixed follows no setpoint",
-        ),
+        (["--stop-at-equilibrium", "--controller", "fixed"], "--stop-at-equilibrium: --controller fixed follows no"),
         (
             ["--stop-at-equilibrium", "--measure", "factors", "--kp", "1", "--ki", "0.1"],
             "--stop-at-equilibrium: --measure factors: judges how far the weights moved by how far S rose from 0",
         ),
-        (
-            ["--stop-at-equilibrium", "--controller", "research.laws.cascade:Cascade"],
-            "laws.cascade:Cascade follows no setpoint, so nothing settles",
-        ),
-        (
-            ["--measure", "factors", "--target-s", "auto", "--kp", "1", "--ki", "0.1"],
-            "--measure factors: --target-s auto works with delta alone",
-        ),
+        (["--stop-at-equilibrium", "--controller", "research.laws.cascade:Cascade"], "laws.cascade:Cascade follows"),
+        (["--measure", "factors", "--target-s", "auto", "--kp", "1", "--ki", "0.1"], "--measure factors: --target-s"),
         (["--stop-at-equilibrium", "--target-s", "auto"], "--stop-at-equilibrium: --target-s auto moves the setpoint"),
         (["--stop-at-equilibrium", "--target-s", "0.95"], "--target-s 0.95: its band of 10% reaches to 1"),
         (["--stop-at-equilibrium", "7"], "--stop-at-equilibrium 7: must be at least 8 ticks"),
@@ -316,16 +227,8 @@ def test_a_checkpoint_of_the_other_kind_of_setpoint_is_refused(launch, corpus, t
             ["--stop-at-equilibrium", "30", "--max-steps", "80", "--control-every", "4", "--target-s", "0.02"],
             "--stop-at-equilibrium 30: 80 steps have 20 ticks, so that it could never stop the run; set fewer, a",
         ),
-        (
-            ["--early-stopping", "3", "--max-steps", "80", "--eval-steps", "20"],
-            "--early-stopping 3: 80 steps hold 3 validations before the last, so that it could never stop the run; set "
-            "an --eval-steps of at most 19, fewer, or leave it out: the best adapter is kept anyway",
-        ),
-        (
-            ["--stop-at-equilibrium", "--deadband", "0.01"],
-            "--stop-at-equilibrium: --deadband 0.01: S that is held lies inside, where the law does not answer to it, "
-            "and no run would stop; set --deadband 0",
-        ),
+        (["--early-stopping", "3", "--max-steps", "80", "--eval-steps", "20"], "--early-stopping 3: 80 steps hold 3"),
+        (["--stop-at-equilibrium", "--deadband", "0.01"], "--stop-at-equilibrium: --deadband 0.01: S that is held"),
         (
             ["--stop-at-equilibrium", "--controller", "research.laws.original:Original", "--target-s", "0.1"],
             "--deadband 0.002, research.laws.original:Original's own: S that is held lies inside",

@@ -48,9 +48,3 @@ def test_a_line_that_is_broken_far_behind_stops_the_run_with_its_place(launch, r
     assert err.startswith(line) and err.count("\n") == 1
     code, _, err = launch(*flags, "--dry-run", "--output-dir", tmp_path / "plan")
     assert code == 2 and err.startswith(line) and err.count("\n") == 1
-
-
-def test_a_stream_cannot_be_looked_ahead_in(launch, records, tmp_path):
-    law = ("--controller", "research.laws.cascade:Cascade", "--max-steps", 4000)
-    code, _, err = launch(*STREAM, "--data-dir", records, "--output-dir", tmp_path / "run", *law)
-    assert code == 2 and "Cascade: cannot go together with --stream: it looks ahead" in err and err.count("\n") == 1
