@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from outcomes import refusal
 
 from granite_scu.cli import run_commands, script_flags, validate
 from granite_scu.cli.main import main
@@ -11,15 +12,13 @@ from granite_scu.config import shipped
 from granite_scu.config.errors import UserError
 
 
-def refusal(*argv: str) -> str:
+def refused(*argv: str) -> str:
     def refuse() -> None:
         layers, _ = script_flags.translate(["--data-dir", "stdlib-docs", *argv])
         with layers.named():
             validate.refuse(layers)
 
-    with pytest.raises(UserError) as refused:
-        refuse()
-    return str(refused.value)
+    return refusal(refuse)
 
 
 @pytest.fixture
@@ -35,13 +34,13 @@ def layer(tmp_path):
 
 def test_an_unknown_key_of_a_file_is_named_with_its_line_and_what_may_be_meant(layer):
     path = layer("data:\n  batch_size: 2\ncontrol:\n  # how\n  target: 0.1\n")
-    assert refusal("--config", path) == (
+    assert refused("--config", path) == (
         f"--config {path}:5: there is no setting control.target; did you mean control.target_s?"
     )
     path = layer("controll: {kp: 1.0}\n")
-    assert f"{path}:1: there is no setting controll.kp; did you mean control.kp?" in refusal("--config", path)
+    assert f"{path}:1: there is no setting controll.kp; did you mean control.kp?" in refused("--config", path)
     path = layer("\ntrainer: {max_epochs: 2}\n")
-    assert f"--config {path}:2: trainer.max_epochs 2: follows from other settings" in refusal("--config", path)
+    assert f"--config {path}:2: trainer.max_epochs 2: follows from other settings" in refused("--config", path)
 
 
 @pytest.mark.parametrize(
@@ -93,32 +92,32 @@ def test_an_unknown_key_of_a_file_is_named_with_its_line_and_what_may_be_meant(l
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_words(argv, words):
-    assert words in refusal(*argv)
+    assert words in refused(*argv)
 
 
 @pytest.mark.parametrize(("text", "words"), [("", "holds no text"), ('{"x": 1}\n', "chats.jsonl:1: no field")])
 def test_a_text_that_is_empty_or_begins_wrong_is_refused(text, words, tmp_path):
     (tmp_path / "chats.jsonl").write_text(text)
-    line = refusal("--data-dir", str(tmp_path / "chats.jsonl"))
+    line = refused("--data-dir", str(tmp_path / "chats.jsonl"))
     assert line.startswith(f"--data-dir {tmp_path / 'chats.jsonl'}") and words in line
 
 
 def test_a_value_of_the_wrong_kind_in_a_file_is_named_with_the_file(layer):
     path = layer("data: {batch_size: eight}\n")
-    assert refusal("--config", path) == f"--batch-size eight (in {path}): must be a whole number"
+    assert refused("--config", path) == f"--batch-size eight (in {path}): must be a whole number"
 
 
 def test_a_run_folder_that_is_not_empty_is_refused_where_a_run_would_be_written(tmp_path, monkeypatch):
     (tmp_path / "notes.txt").write_text("mine")
     folder = ["--output-dir", str(tmp_path)]
-    assert "is not empty" in refusal(*folder)
+    assert "is not empty" in refused(*folder)
     given = script_flags.translate(["--data-dir", "stdlib-docs", *folder])[0]
     validate.refuse(given, writes=False)
     monkeypatch.setenv("RANK", "1")  # the first process has begun to write there
     validate.refuse(given)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert "is not empty" in refusal(*folder)
+    assert "is not empty" in refused(*folder)
     monkeypatch.delenv("RANK")
     validate.refuse(given, opens=False)
 
@@ -157,18 +156,18 @@ def test_what_the_parser_understands_is_let_through(given, tmp_path):
     ],
 )
 def test_a_budget_of_drift_goes_with_nothing_else_that_is_held_and_its_text_is_there(tmp_path, given, words):
-    assert words in refusal("--output-dir", str(tmp_path), "--accelerator", "cpu", "--max-drift", "2%", *given)
+    assert words in refused("--output-dir", str(tmp_path), "--accelerator", "cpu", "--max-drift", "2%", *given)
 
 
 @pytest.mark.parametrize("given", [["--general-data", __file__], ["--general-tokens", "4096"]])
 def test_general_text_without_a_budget_of_drift_is_refused_and_not_ignored(tmp_path, given):
-    words = refusal("--output-dir", str(tmp_path), "--accelerator", "cpu", *given)
+    words = refused("--output-dir", str(tmp_path), "--accelerator", "cpu", *given)
     assert words.startswith(f"{given[0]} ") and "--max-drift" in words
 
 
 def test_a_rank_that_is_no_number_is_named(monkeypatch):
     monkeypatch.setenv("RANK", "x")
-    assert refusal() == "RANK=x: must be a whole number, as torchrun and SLURM set it; unset it"
+    assert refused() == "RANK=x: must be a whole number, as torchrun and SLURM set it; unset it"
 
 
 def test_a_refusal_loads_neither_torch_nor_lightning():

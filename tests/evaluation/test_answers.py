@@ -14,12 +14,7 @@ from granite_scu.data.tokens.encoding import encode
 from granite_scu.evaluation import answers
 from granite_scu.evaluation.answers import ask, batches_of, ends_of, greedy, questions_of
 from granite_scu.evaluation.generate import tokenized_chat
-from granite_scu.model.loading import load_model, load_tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer(TINY_MODEL)
+from granite_scu.model.loading import load_model
 
 
 def chat(*said: str) -> Conversation:

@@ -14,11 +14,6 @@ from granite_scu.evaluation.generate import Conversation, ConversationFull
 from granite_scu.model import loading
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return loading.load_tokenizer(TINY_MODEL)
-
-
 def test_each_answer_is_to_all_turns_before_it(tokenizer):
     model = loading.load_model(BaseConfig(TINY_MODEL), torch.float32)
     conversation, pieces = Conversation(tokenizer, None, TINY_MODEL), []

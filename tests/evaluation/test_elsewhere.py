@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
+from granite_scu.config.settings import TINY_MODEL
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.evaluation import elsewhere
 from granite_scu.evaluation.answers import questions_of
@@ -20,23 +20,7 @@ from granite_scu.evaluation.elsewhere import (
     summary,
 )
 from granite_scu.evaluation.general_text import Document
-from granite_scu.model import adapters
-from granite_scu.model.loading import load_model, load_tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer(TINY_MODEL)
-
-
-@pytest.fixture(scope="module")
-def model():
-    """The embedded model with an adapter that changes what it says."""
-    torch.manual_seed(0)
-    model = adapters.attach(load_model(BaseConfig(TINY_MODEL), torch.float32), LoraConfig(rank=2))
-    for update in adapters.low_rank_updates(model).values():
-        torch.nn.init.normal_(update.b, std=0.2)
-    return model.eval()
+from granite_scu.model.loading import load_tokenizer
 
 
 def test_each_known_answer_is_right_and_no_question_gives_it_away():

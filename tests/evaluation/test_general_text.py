@@ -7,16 +7,10 @@ import numpy as np
 import pytest
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import IGNORED, TINY_MODEL, DataConfig
+from granite_scu.config.settings import IGNORED, DataConfig
 from granite_scu.data.sources.documents import Document as Text
 from granite_scu.data.tokens.templates import with_template
 from granite_scu.evaluation.general_text import LONGEST, Document, GeneralText, anchor_batches, batches, of_files, read
-from granite_scu.model.loading import load_tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer(TINY_MODEL)
 
 
 def document(*tokens: int, skip: int = 1) -> Document:

@@ -10,21 +10,14 @@ from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import TINY_MODEL
 from granite_scu.data.tokens.templates import with_template
 from granite_scu.evaluation import general_writing
 from granite_scu.evaluation.general_text import GeneralText
 from granite_scu.evaluation.general_writing import check_template, general_text, write
-from granite_scu.model.loading import load_tokenizer
 
 CONSOLE = Console(quiet=True)
 TOKENS = 300
 BASE = {"files": {"model.safetensors": {"sha256": "0" * 64}}}
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer(TINY_MODEL)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import shutil
 from functools import partial
 
 import pytest
+from outcomes import done, refused_line
 from safetensors.torch import load_file, save_file
 
 from granite_scu.cli import main as commands
@@ -22,8 +23,7 @@ def run(call, small_mixture, corpus, tmp_path_factory):
     here = tmp_path_factory.mktemp("run")
     base = shutil.copytree(small_mixture, here / "base")
     flags = (*FLAGS, "--model", base, "--data-dir", corpus, "--max-steps", 2, "--output-dir", here / "run")
-    code, _, err = call(commands.main, "train", *flags)
-    assert code == 0, err
+    done(call, commands.main, "train", *flags)
     weights = base / "model.safetensors"
     former = weights.read_bytes()
     save_file({name: 1.5 * tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
@@ -39,8 +39,8 @@ def test_it_is_refused_where_weights_would_be_made_and_warned_of_where_they_are_
     resume = ("train", "--resume-from-checkpoint", "last", "--output-dir", folder, "--max-steps", 3, "--samples", 0)
     before = (folder / "training_config.json").read_bytes()
     for command in (resume, ("merge", folder, "--out", tmp_path / "merged")):
-        code, _, err = call(commands.main, *command)
-        assert code == 2 and OTHER in one_line(err) and "SHA-256" in err, err
+        err = refused_line(call, commands.main, *command)
+        assert OTHER in one_line(err) and "SHA-256" in err, err
     assert (folder / "training_config.json").read_bytes() == before and not (tmp_path / "merged").exists()
     assert control_plot.main([str(folder)]) == 0  # which publishing asks for
     publish = ("publish", folder, "--repo-id", "me/x", "--base-model-id", "me/y", "--license", "mit", "--dry-run")

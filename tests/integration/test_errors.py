@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from devices import CPU
+from outcomes import refused_line
 
 from granite_scu.hardware import detection, machine
 from granite_scu.model import finding, loading
@@ -40,10 +41,9 @@ def refusal(launch, precious):
 
     def ask(*argv) -> str:
         before = contents(precious)
-        code, _, err = launch("--test-run", "--output-dir", precious, "--overwrite", *argv)
-        assert code == 2, err
+        line = refused_line(launch, "--test-run", "--output-dir", precious, "--overwrite", *argv)
         assert contents(precious) == before
-        return one_line(err)
+        return line
 
     return ask
 
@@ -85,8 +85,9 @@ def test_a_wrong_flag(refusal, monkeypatch, argv, words):
 
 
 def test_a_name_that_no_disk_takes(launch, tmp_path):
-    code, _, err = launch("--test-run", "--output-dir", tmp_path / ("x" * 300))
-    assert code == 2 and "cannot be written to (File name too long); choose another folder" in one_line(err)
+    assert "cannot be written to (File name too long); choose another folder" in refused_line(
+        launch, "--test-run", "--output-dir", tmp_path / ("x" * 300)
+    )
 
 
 @pytest.mark.parametrize("flag", ["--data-dir", "--model"])
@@ -114,15 +115,17 @@ def test_a_folder_that_holds_a_text_by_pattern_or_behind_a_link(refusal, preciou
 def test_a_folder_in_which_text_is_looked_for(launch, tmp_path):
     (tmp_path / "text.txt").write_text("This text has no copy. " * 1000)
     for given in (tmp_path, f"{tmp_path}/**/*.txt"):
-        code, _, err = launch("--test-run", "--data-dir", given, "--output-dir", tmp_path / "run")
-        assert code == 2 and f"--output-dir {tmp_path / 'run'}: lies in --data-dir {given}" in one_line(err)
+        assert f"--output-dir {tmp_path / 'run'}: lies in --data-dir {given}" in refused_line(
+            launch, "--test-run", "--data-dir", given, "--output-dir", tmp_path / "run"
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
 def test_kept_tokens_in_the_run_folder(launch, tmp_path):
     cache = tmp_path / "run" / "cache"
-    code, _, err = launch("--test-run", "--cache-dir", cache, "--output-dir", tmp_path / "run")
-    assert code == 2 and f"--cache-dir {cache}: lies in --output-dir {tmp_path / 'run'}" in one_line(err)
+    assert f"--cache-dir {cache}: lies in --output-dir {tmp_path / 'run'}" in refused_line(
+        launch, "--test-run", "--cache-dir", cache, "--output-dir", tmp_path / "run"
+    )
     assert not (tmp_path / "run").exists()
 
 

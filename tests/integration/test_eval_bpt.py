@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from outcomes import done, refused_line
 from rounding import OF_EMBEDDED, rounding
 
 EVAL = Path(__file__).parents[2] / "scripts" / "eval_bpt.py"
@@ -37,9 +38,7 @@ def scored(score):
     """The JSON that it prints."""
 
     def scored(*argv) -> dict:
-        code, out, err = score("--json", *argv)
-        assert code == 0, err
-        return json.loads(out)
+        return json.loads(done(score, "--json", *argv))
 
     return scored
 
@@ -55,8 +54,7 @@ def test_a_run_alone_is_scored_on_what_it_held_out(run, call, tmp_path, monkeypa
             runpy.run_path(str(EVAL), run_name="__main__")
         return ended.value.code
 
-    code, out, err = call(script, run, "--csv", tmp_path / "each.csv")
-    assert code == 0, err
+    out = done(call, script, run, "--csv", tmp_path / "each.csv")
     found = json.loads((run / "eval_bpt.json").read_text(encoding="utf-8"))
     assert [found["schema"], found["documents"]] == [1, len(records(run)["test"])]
     assert str(run / "eval_bpt.json") in out.replace("\n", "") and "bits/token" in out
@@ -220,12 +218,6 @@ def test_a_text_of_one_document_is_scored_on_its_held_out_blocks(train, corpus, 
 # What is refused, each in one line and before a model is loaded
 
 
-def refused(score, *argv) -> str:
-    code, out, err = score(*argv)
-    assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("error: "), out + err
-    return err
-
-
 def test_the_script_is_the_command(command):
     done = command(EVAL, "--max-length", "1")
     assert (done.returncode, done.stdout) == (2, "") and "--max-length 1: must be at least 2" in done.stderr
@@ -243,27 +235,27 @@ def test_the_script_is_the_command(command):
     ],
 )
 def test_wrong_requests(score, argv, words):
-    assert words in refused(score, *argv)
+    assert words in refused_line(score, *argv)
 
 
 def test_a_device_that_is_not_there(score, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     argv = ("--model", "tiny-granite-h", "--data-dir", "stdlib-docs", "--accelerator", "cuda")
-    assert "--accelerator cuda: there is no CUDA device; use --accelerator cpu" in refused(score, *argv)
+    assert "--accelerator cuda: there is no CUDA device; use --accelerator cpu" in refused_line(score, *argv)
 
 
 def test_what_is_no_run_adapter_or_model(score, tmp_path, run):
-    assert "is not a run folder, and holds no adapter" in refused(score, tmp_path)
+    assert "is not a run folder, and holds no adapter" in refused_line(score, tmp_path)
     file = tmp_path / "text.txt"
     file.write_text("text")
-    assert "is a file" in refused(score, file)
-    assert f"no such folder in {tmp_path}" in refused(score, run, tmp_path / "unknown")
-    assert "is named twice" in refused(score, run, run / "." / "checkpoint-6" / "..")
+    assert "is a file" in refused_line(score, file)
+    assert f"no such folder in {tmp_path}" in refused_line(score, run, tmp_path / "unknown")
+    assert "is named twice" in refused_line(score, run, run / "." / "checkpoint-6" / "..")
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()
     shutil.copy(run / "training_config.json", unfinished)
     shutil.copytree(run / "checkpoint-6", unfinished / "checkpoint-6")
-    assert f"name one that it kept: {unfinished / 'checkpoint-6'}" in refused(score, unfinished)
+    assert f"name one that it kept: {unfinished / 'checkpoint-6'}" in refused_line(score, unfinished)
 
 
 def test_a_token_that_the_model_lacks_is_named(score, tmp_path):
@@ -275,21 +267,21 @@ def test_a_token_that_the_model_lacks_is_named(score, tmp_path):
     tokenizer.add_tokens(["<walrus>"])
     tokenizer.save_pretrained(model)
     (tmp_path / "text.txt").write_text("a <walrus> sings")
-    assert "makes the token <walrus>" in refused(score, model, "--data-dir", tmp_path / "text.txt")
+    assert "makes the token <walrus>" in refused_line(score, model, "--data-dir", tmp_path / "text.txt")
 
 
 def test_text_with_nothing_to_score(score, run, topics, tmp_path):
     empty = tmp_path / "empty.txt"
     empty.write_text(" \n")
-    assert "holds no text" in refused(score, run, "--data-dir", empty)
-    assert f"--forgetting {empty}: holds no text" in refused(score, run, "--forgetting", empty)
+    assert "holds no text" in refused_line(score, run, "--data-dir", empty)
+    assert f"--forgetting {empty}: holds no text" in refused_line(score, run, "--forgetting", empty)
     wanted = set(records(run)["train"])
     from granite_scu.data.sources.read import load
 
     seen = tmp_path / "seen.jsonl"
     lines = [json.dumps({"text": d.text}) for d in load(str(topics), "text") if d.digest in wanted]
     seen.write_text("\n".join(lines))
-    line = refused(score, run, "--data-dir", seen)
+    line = refused_line(score, run, "--data-dir", seen)
     assert "was trained or validated on every document" in line and "leave --data-dir out" in line
 
 
@@ -305,9 +297,11 @@ def edited(run: Path, folder: Path, **changes) -> Path:
 
 def test_an_adapter_for_another_base(score, run, topics, tmp_path):
     other = edited(run, tmp_path / "other", base_model_name_or_path="ibm-granite/granite-4.0-h-1b")
-    assert "is an adapter for ibm-granite/granite-4.0-h-1b, and" in refused(score, run, other)
+    assert "is an adapter for ibm-granite/granite-4.0-h-1b, and" in refused_line(score, run, other)
     argv = (other, "--model", "tiny-granite-h", "--data-dir", topics)
-    assert "is an adapter for ibm-granite/granite-4.0-h-1b, not for --model tiny-granite-h" in refused(score, *argv)
+    assert "is an adapter for ibm-granite/granite-4.0-h-1b, not for --model tiny-granite-h" in refused_line(
+        score, *argv
+    )
 
 
 def fewer_merges(folder: Path) -> None:
@@ -336,5 +330,4 @@ def test_a_spoilt_adapter(score, run, topics, tmp_path, config, spoil, words):
     other = edited(run, tmp_path / "other", **config)
     if spoil:
         spoil(other)
-    code, _, err = score(other, "--data-dir", topics)
-    assert code == 2 and words in err
+    assert words in refused_line(score, other, "--data-dir", topics)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from outcomes import done
 from references import HEADS, write_gguf
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -37,8 +38,7 @@ def test_it_is_trained_scored_asked_and_merged(in_4_bits, train, call, tmp_path,
         ("eval", run),
         ("merge", run, "--out", out),
     ):
-        code, _, err = call(commands.main, *command)
-        assert code == 0, err
+        done(call, commands.main, *command)
     base = load_file(f"{finding.resolve(str(file))}/model.safetensors")[f"{LAYER}.weight"]
     factors, config = (
         load_file(run / "adapter_model.safetensors"),

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from outcomes import done, refused_line
 
 from granite_scu.cli import main as commands
 
@@ -24,17 +25,14 @@ def test_a_run_that_holds_nothing_out_goes_all_the_way(call, tmp_path):
     metrics = json.loads((run / "scu_metrics.json").read_text())
     assert metrics["base_test_bpt"] is None and metrics["best_val_bpt"] is None and metrics["steps"] == 4
     assert call(commands.main, "report", run)[0] == 0
-    code, _, stderr = call(commands.main, "eval", run)
-    assert code == 2 and "--held-out-share 0" in stderr
-    code, _, stderr = call(commands.main, "eval", run, "--data-dir", chats)
-    assert code == 2 and "give text that it has not seen" in stderr and "leave --data-dir out" not in stderr
+    assert "--held-out-share 0" in refused_line(call, commands.main, "eval", run)
+    stderr = refused_line(call, commands.main, "eval", run, "--data-dir", chats)
+    assert "give text that it has not seen" in stderr and "leave --data-dir out" not in stderr
     others = tmp_path / "others.jsonl"
     others.write_text("".join(json.dumps({"prompt": f"other {i}?", "completion": f"b {i}"}) + "\n" for i in range(9)))
-    code, _, stderr = call(commands.main, "eval", run, "--data-dir", others, "--json")
-    assert code == 0, stderr
+    done(call, commands.main, "eval", run, "--data-dir", others, "--json")
     resumed = ("train", "--resume-from-checkpoint", run / "checkpoint-2", "--max-steps", 5, "--output-dir", more)
-    code, _, stderr = call(commands.main, *resumed)
-    assert code == 0, stderr
+    done(call, commands.main, *resumed)
     assert "not measured" in (run / "README.md").read_text()
     code, plan, stderr = call(commands.main, "plan", "--test-run", "--data-dir", chats)
     assert code == 0 and "to validate on, so each is" in " ".join(plan.split()), "which few held-out chats get"

@@ -10,6 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import test_pages
+from outcomes import done
 
 from granite_scu.cli import main
 
@@ -82,8 +83,7 @@ def test_reasons_are_of_calls_that_are_there():
 
 @pytest.mark.slow
 def test_they_run(place, call):
-    code, _, err = call(main.main, *shortened(("train", "--data-dir", "my_data/", "--output-dir", "runs/mine")))
-    assert code == 0, err
+    done(call, main.main, *shortened(("train", "--data-dir", "my_data/", "--output-dir", "runs/mine")))
     shutil.copytree("runs/mine", "runs/demo")
     template = Path("runs/mine/chat_template.jinja").read_text()
     Path("mine.jinja").write_text(template + "{% if enable_thinking is defined and enable_thinking %}{% endif %}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from outcomes import done, refused_line
 from rounding import OF_EMBEDDED, rounding
 
 from granite_scu.cli.main import main
@@ -32,8 +33,7 @@ def run(launch, short, tmp_path_factory):
     """A finished run."""
     folder = tmp_path_factory.mktemp("resume") / "run"
     flags = ("--max-steps", 6, "--save-steps", 3, "--eval-steps", 3, "--control-every", 2)
-    code, _, err = launch(*short, *flags, "--output-dir", folder)
-    assert code == 0, err
+    done(launch, *short, *flags, "--output-dir", folder)
     return folder
 
 
@@ -60,9 +60,7 @@ def test_a_resume_that_would_mean_something_else_is_refused_also_by_the_plan(run
 def test_what_is_not_given_is_the_runs_own_and_what_is_changed_is_named(run, launch, tmp_path):
     folder = tmp_path / "other"
     flags = ("--output-dir", folder, "--max-steps", 5, "--gradient-clip", 0.5)
-    code, out, err = launch("--resume-from-checkpoint", run / "checkpoint-3", *flags)
-    assert code == 0, err
-    said = " ".join(out.split())
+    said = " ".join(done(launch, "--resume-from-checkpoint", run / "checkpoint-3", *flags).split())
     assert "changed since the checkpoint: " in said and "; the result will differ from an uninterrupted run" in said
     named = said.split("changed since the checkpoint: ")[1]
     assert "--gradient-clip 1.0 -> 0.5" in named and "--max-steps 6 -> 5" in named
@@ -93,8 +91,7 @@ def test_a_state_that_no_run_has_written_is_told_by_its_checkpoint(run, launch, 
     torch.save(state, checkpoint / "state.ckpt")
     (checkpoint / manifest.NAME).unlink()
     manifest.write(checkpoint)
-    code, _, err = launch("--resume-from-checkpoint", checkpoint, "--output-dir", tmp_path / "other")
-    assert code == 2 and err.count("error: ") == 1
+    err = refused_line(launch, "--resume-from-checkpoint", checkpoint, "--output-dir", tmp_path / "other")
     assert f"--resume-from-checkpoint {checkpoint}: its state is corrupt (" in err
 
 
@@ -122,12 +119,10 @@ def test_a_model_and_a_replay_that_were_named_from_another_folder_are_found(laun
     monkeypatch.chdir(work)
     flags = ("--model", "model", "--max-steps", 4, "--save-steps", 2, "--control-every", 2, "--samples", 0)
     for law in (("--target-s", "2%"), ("--controller", "replay", "--replay", "runs/pi")):
-        code, _, err = launch(*short, *flags, *law, "--output-dir", f"runs/{law[1].replace('2%', 'pi')}")
-        assert code == 0, err
+        done(launch, *short, *flags, *law, "--output-dir", f"runs/{law[1].replace('2%', 'pi')}")
     monkeypatch.chdir(here)
     replay = ("--resume-from-checkpoint", "../work/runs/replay/checkpoint-2", "--output-dir", "again")
-    code, out, err = launch(*replay)
-    assert code == 0, err
+    out = done(launch, *replay)
     assert "continuing from checkpoint-2" in out and "changed since" not in out
     assert saved_adapter.find("../work/runs/pi").base.name == str(work / "model")
     assert subjects.identify(["../work/runs/pi"])[0].base == str(work / "model")
@@ -139,8 +134,7 @@ def test_a_run_folder_decides_no_folder_to_keep_tokens_in_unless_that_holds_some
     assert "\n  cache_dir: null\n" in config
     (folder / "config.yaml").write_text(config.replace("cache_dir: null", f'cache_dir: "{cache}"'), encoding="utf-8")
     again = ("--output-dir", folder, "--resume-from-checkpoint", "last", "--max-steps", 8, "--dry-run")
-    code, out, err = launch(*again)
-    assert code == 0, err
+    out = done(launch, *again)
     assert "holds no kept tokens; the usual folder is taken" in " ".join(out.split()) and not cache.exists()
     shutil.copytree(Path(os.environ["XDG_CACHE_HOME"]) / "granite-scu", cache)
     code, out, err = launch(*again)
@@ -151,23 +145,20 @@ def test_a_run_folder_decides_no_folder_to_keep_tokens_in_unless_that_holds_some
 def test_the_text_must_be_the_same(run, short, launch):
     counted = json.loads((run / "training_config.json").read_text())["plan"]["n_tokens"]
     another = ("--data-dir", "stdlib-source", "--n-tokens", counted)
-    code, _, err = launch(*short, "--max-steps", 8, "--resume-from-checkpoint", run / "checkpoint-3", *another)
-    assert code == 2
+    err = refused_line(launch, *short, "--max-steps", 8, "--resume-from-checkpoint", run / "checkpoint-3", *another)
     assert "the text of --data-dir (its checksum) was" in err
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--block-size", 32), ("--packing", "best-fit")])
 def test_another_way_to_cut_the_text_is_named_and_not_the_text(run, short, launch, flag, value):
     again = ("--max-steps", 8, "--resume-from-checkpoint", run / "checkpoint-3", flag, value)
-    code, _, err = launch(*short, *again)
-    assert code == 2
+    err = refused_line(launch, *short, *again)
     assert f"--resume-from-checkpoint: {flag} was" in err and f"is now {value}" in err and "checksum" not in err
 
 
 def test_going_back_in_a_run_folder_must_be_meant(run, launch):
     """What is newer would be of another course, and the next ``last`` would go on with that."""
-    code, _, err = launch("--resume-from-checkpoint", run / "checkpoint-3")
-    assert code == 2
+    err = refused_line(launch, "--resume-from-checkpoint", run / "checkpoint-3")
     assert "checkpoint-6 is newer; continue from that, or from here in another --output-dir, or drop" in err
 
 
@@ -183,21 +174,18 @@ def test_auto_never_replaces_a_run_that_is_finished(run, short, launch, tmp_path
     """Its checkpoints may have been removed to save space."""
     folder = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoint-*"))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    code, _, err = launch(*short, "--output-dir", folder, "--resume-from-checkpoint", "auto")
-    assert code == 2
+    err = refused_line(launch, *short, "--output-dir", folder, "--resume-from-checkpoint", "auto")
     assert "is not empty; choose another folder, replace the run with --overwrite" in err
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_run_that_is_finished_is_not_gone_on_with(run, short, launch):
-    code, _, err = launch(*short, "--output-dir", run, "--resume-from-checkpoint", "last")
-    assert code == 2
+    err = refused_line(launch, *short, "--output-dir", run, "--resume-from-checkpoint", "last")
     assert "it is at step 6 and the run ends at 6; raise --max-steps to continue" in err
 
 
 def test_scoring_a_folder_heeds_the_adapters_own_configuration(run, call):
-    code, out, err = call(main, "test", "--config", run / "config.yaml", "--lora.alpha=2")
-    assert code == 0, err
+    out = done(call, main, "test", "--config", run / "config.yaml", "--lora.alpha=2")
     reported = json.loads((run / "scu_metrics.json").read_text())["adapter_test_bpt"]
     assert json.loads(out)["adapter_bpt"] == pytest.approx(reported, rel=rounding(OF_EMBEDDED))
 
@@ -209,6 +197,5 @@ def test_a_models_own_code_is_never_run(launch, tmp_path, monkeypatch):
     (model / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": auto_map}))
     (model / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    code, _, _ = launch("--test-run", "--model", model)
-    assert code == 2
+    refused_line(launch, "--test-run", "--model", model)
     assert not (tmp_path / "ran").exists()

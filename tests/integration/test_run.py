@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from outcomes import done, refused_line
 from peft import PeftModel
 from rounding import OF_EMBEDDED, assert_moved_alike, rounding
 from safetensors.torch import load_file
@@ -362,9 +363,7 @@ def test_a_run_that_goes_on_in_another_folder_takes_its_history_and_its_time_alo
     # Elsewhere it is a new run, which may not land on top of another.
     before = contents(whole)
     argv = ("--test-run", "--data-dir", corpus, "--resume-from-checkpoint", resumed / "checkpoint-6")
-    code, _, err = launch(*argv, "--output-dir", whole)
-    assert code == 2
-    assert "is not empty" in err
+    assert "is not empty" in refused_line(launch, *argv, "--output-dir", whole)
     assert contents(whole) == before
 
 
@@ -405,14 +404,10 @@ def test_a_limit_on_time_ends_the_run_between_two_steps(launch, corpus, tmp_path
 
 
 def test_epochs_set_the_length(launch, corpus, tmp_path):
-    code, out, _ = launch("--test-run", "--data-dir", corpus, "--num-epochs", 2, "--dry-run", "--json")
-    assert code == 0
-    facts = json.loads(out)
+    facts = json.loads(done(launch, "--test-run", "--data-dir", corpus, "--num-epochs", 2, "--dry-run", "--json"))
     blocks_per_step = facts["tokens_per_step"] / facts["data"]["block_size"]
     assert facts["steps"] == math.ceil(2 * facts["data"]["train"]["blocks"] / blocks_per_step)
-    code, out, _ = launch(
-        "--test-run", "--data-dir", corpus, "--num-epochs", 2, "--max-steps", 3, "--dry-run", "--json"
-    )
+    out = done(launch, "--test-run", "--data-dir", corpus, "--num-epochs", 2, "--max-steps", 3, "--dry-run", "--json")
     assert json.loads(out)["steps"] == 3
 
 
@@ -421,14 +416,11 @@ def test_epochs_set_the_length(launch, corpus, tmp_path):
 
 def test_a_dry_run_plans_for_a_card_that_is_not_here_and_a_run_is_refused(launch, corpus):
     flags = ("--hardware", "gpu_3080", "--model", "tiny-granite-h", "--data-dir", corpus, "--block-size", 64)
-    code, out, err = launch(*flags, "--dry-run", "--json")
-    assert code == 0, err
-    facts = json.loads(out)
+    facts = json.loads(done(launch, *flags, "--dry-run", "--json"))
     assert (facts["device"], facts["device_is_here"]) == ("NVIDIA GeForce RTX 3080", False)
     assert (facts["precision"], facts["compiled"]) == ("bf16-mixed", True)
     assert facts["memory_gib_allowed"] == pytest.approx(0.9 * 9.6) and facts["time_s_estimate"] >= 0
-    code, out, err = launch(*flags)
-    assert code == 2 and "no CUDA device" in err and err.count("\n") == 1
+    assert "no CUDA device" in refused_line(launch, *flags)
 
 
 def test_a_dry_run_as_json(launch):
@@ -443,8 +435,7 @@ def test_a_dry_run_as_json(launch):
 
 
 def test_the_default_model_is_planned_without_a_network(launch, corpus):
-    code, out, err = launch("--dry-run", "--data-dir", corpus, "--block-size", 64, "--hardware", "gpu_4090")
-    assert code == 0, err
+    out = done(launch, "--dry-run", "--data-dir", corpus, "--block-size", 64, "--hardware", "gpu_4090")
     assert "the plan counts tokens by the tokenizer of tiny-granite-h" in " ".join(out.split())
     assert "granite-4.0-h-1b: 1,461,538,368 frozen parameters" in out
 

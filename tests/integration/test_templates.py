@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+from outcomes import done, refused_line
 
 from granite_scu.cli import main as commands
 
@@ -53,8 +54,7 @@ def test_the_template_is_saved_with_its_arguments_and_used_by_what_comes_after(t
         assert asked.pop() == f"system{mark}be kind<|end_of_text|>user{mark}hi<|end_of_text|>assistant{mark}"
     assert call(commands.main, "merge", trained / "run", "--out", tmp_path / "merged", "--no-check")[0] == 0
     assert (tmp_path / "merged" / "chat_template.jinja").read_text() == saved
-    code, stdout, stderr = call(commands.main, "eval", trained / "run", "--json")
-    assert code == 0, stderr
+    stdout = done(call, commands.main, "eval", trained / "run", "--json")
     metrics = json.loads((trained / "run" / "scu_metrics.json").read_text())
     assert json.loads(stdout)["tokens"] == metrics["test_tokens"]
     (trained / "elsewhere.jinja").rename(trained / "mine.jinja")
@@ -72,20 +72,17 @@ def test_the_questions_of_held_out_chats_are_answered_at_the_end_and_by_eval(tra
     assert "control.lambda_init" not in settings["given"] and settings["rate_by_width"] == 3.1e-3, "of a width of 192"
     assert not (folder / "samples.json").exists()
     assert [len(metrics["elsewhere"]["lost"]), metrics["elsewhere"]["n"]] == [0, 3]
-    code, stdout, stderr = call(commands.main, "eval", folder, "--json")
-    assert code == 0, stderr
-    found = json.loads(stdout)
+    found = json.loads(done(call, commands.main, "eval", folder, "--json"))
     assert {each["question"] for each in written} <= {each["question"] for each in found["answers"]["records"]}
     assert set(found["answers"]["models"]) == set(found["elsewhere"]) == {"base", "run"}
     assert found["elsewhere"]["run"]["bits_before"] == pytest.approx(found["elsewhere"]["base"]["bits_after"])
-    code, stdout, stderr = call(commands.main, "eval", folder)
-    assert code == 0 and "as expected" in stdout and "expected: answer" in stdout
+    stdout = done(call, commands.main, "eval", folder)
+    assert "as expected" in stdout and "expected: answer" in stdout
 
 
 def test_they_are_asked_as_well_where_every_token_is_learned(trained, launch, tmp_path):
     data = ("--data-dir", trained / "chats.jsonl", "--loss-on", "all")
-    code, _, stderr = launch("--test-run", *data, *FEW, "--samples", 2, "--output-dir", tmp_path / "run")
-    assert code == 0, stderr
+    done(launch, "--test-run", *data, *FEW, "--samples", 2, "--output-dir", tmp_path / "run")
     written = json.loads((tmp_path / "run" / "answers.json").read_text())["answers"]
     pairs = {f"question {i}?": f"answer {i}." for i in range(40)}
     assert len(written) == 2 and all(pairs[each["question"]] == each["expected"] for each in written)
@@ -102,11 +99,9 @@ def test_a_run_continues_with_its_own_copy_of_the_template(trained, call, tmp_pa
     assert changed != config
     (folder / "config.yaml").write_text(changed)
     resume = ("train", "--resume-from-checkpoint", folder / "checkpoint-2", "--max-steps", 3)
-    code, _, stderr = call(commands.main, *resume, "--chat-template", secret)
+    code, _, _ = call(commands.main, *resume, "--chat-template", secret)
     assert code == 2, "asked for, it is read, and is no template of this run"
-    code, _, stderr = call(commands.main, *resume)
-    assert code == 0, stderr
+    done(call, commands.main, *resume)
     assert (folder / "chat_template.jinja").read_text() == saved
     (folder / "chat_template.jinja").unlink()
-    code, _, stderr = call(commands.main, *resume)
-    assert code == 2 and "chat_template.jinja: is missing" in stderr
+    assert "chat_template.jinja: is missing" in refused_line(call, commands.main, *resume)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from outcomes import done
 from peft import PeftModel
 from safetensors.torch import load_file
 from tokenizers.processors import TemplateProcessing
@@ -101,11 +102,9 @@ def run(base, call, tmp_path_factory):
     flags = ("--model", base, "--data-dir", chats, "--accelerator", "cpu", "--precision", "fp32", "--samples", 0)
     flags += ("--block-size", 64, "--batch-size", 2, "--gradient-accumulation-steps", 1, "--controller", "none")
     flags += ("--max-steps", 40, "--save-steps", 20, "--warmup-steps", 0, "--learning-rate", "2e-2")
-    code, _, err = call(commands.main, "train", *flags, "--output-dir", folder / "whole")
-    assert code == 0, err
+    done(call, commands.main, "train", *flags, "--output-dir", folder / "whole")
     resume = ("--resume-from-checkpoint", folder / "whole" / "checkpoint-20")
-    code, _, err = call(commands.main, "train", *flags, *resume, "--output-dir", folder / "resumed")
-    assert code == 0, err
+    done(call, commands.main, "train", *flags, *resume, "--output-dir", folder / "resumed")
     return SimpleNamespace(whole=folder / "whole", resumed=folder / "resumed")
 
 
@@ -131,8 +130,7 @@ def test_it_is_scored_as_plain_transformers_scores_it(run, base, call, tmp_path)
     unseen = QUESTION.replace("7", "seven")
     write_chats(tmp_path / "chat.jsonl", [unseen])
     scored = ("--data-dir", tmp_path / "chat.jsonl", "--json", "--precision", "fp32", "--samples", 0)
-    code, out, err = call(commands.main, "eval", run.whole, *scored)
-    assert code == 0, err
+    out = done(call, commands.main, "eval", run.whole, *scored)
     tokens, model = plain(base, run.whole)
     prompt = [{"role": "user", "content": unseen}]
     asked = tokens.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
@@ -151,20 +149,17 @@ def test_it_is_scored_as_plain_transformers_scores_it(run, base, call, tmp_path)
 
 def test_it_ends_its_turn_and_is_published(run, call):
     """Though the token that ends it is the one that pads; the base, which never ends, has all the tokens it may."""
-    code, out, err = call(commands.main, "generate", run.whole, "--chat", "--prompt", QUESTION, "--max-new-tokens", 20)
-    assert code == 0, err
+    out = done(call, commands.main, "generate", run.whole, "--chat", "--prompt", QUESTION, "--max-new-tokens", 20)
     assert out.rstrip().endswith(f"adapter: {run.whole}\n{ANSWER}")
     assert control_plot.main([str(run.whole)]) == 0  # which publishing asks for
     publish = ("--repo-id", "ada/yes", "--base-model-id", "ada/base", "--license", "mit", "--dry-run")
-    code, out, err = call(commands.main, "publish", run.whole, *publish)
-    assert code == 0, err
+    out = done(call, commands.main, "publish", run.whole, *publish)
     assert {"adapter_model.safetensors", "tokenizer_config.json", "chat_template.jinja"} <= set(out.split())
 
 
 def test_merged_it_is_the_base_and_its_update_in_the_same_files(run, base, call, tmp_path):
     out = tmp_path / "merged"
-    code, _, err = call(commands.main, "merge", run.whole, "--out", out, "--dtype", "fp32")
-    assert code == 0, err
+    done(call, commands.main, "merge", run.whole, "--out", out, "--dtype", "fp32")
     tokens, model = plain(base, run.whole)
     merged = AutoModelForCausalLM.from_pretrained(out)
     ids = tokens(QUESTION, return_tensors="pt")["input_ids"]

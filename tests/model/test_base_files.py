@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 from references import HEADS, SIZES, granite, llama
+from outcomes import refusal
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM, T5Config
 
-from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig, LoraConfig
 from granite_scu.model import adapters, flops, loading
 from granite_scu.model.loss import summed_nats
@@ -25,12 +25,8 @@ def planned(folder):
     return flops.measure(str(folder), LoraConfig(), 16)
 
 
-def refusal(look, folder) -> str:
-    with pytest.raises(UserError) as refused:
-        look(folder)
-    message = str(refused.value)
-    assert message.startswith(f"--model {folder}: ") and "\n" not in message
-    return message
+def refused(look, folder) -> str:
+    return refusal(look, folder, begins=f"--model {folder}: ")
 
 
 def with_tensors(change):
@@ -88,7 +84,7 @@ LOOKS = pytest.mark.parametrize("look", [planned, loaded], ids=["plan", "load"])
 def test_weights_that_are_missing_unexpected_or_misshapen_are_named(look, spoil, words, tmp_path):
     llama().save_pretrained(tmp_path)
     spoil(tmp_path)
-    message = refusal(look, tmp_path)
+    message = refused(look, tmp_path)
     assert all(word in message for word in words), message
 
 
@@ -145,14 +141,14 @@ def without_a_shard(folder):
 def test_files_that_are_cut_missing_or_of_another_kind_are_named(look, spoil, words, tmp_path):
     llama().save_pretrained(tmp_path)
     spoil(tmp_path)
-    assert words in refusal(look, tmp_path)
+    assert words in refused(look, tmp_path)
 
 
 def test_the_command_for_pickled_weights_makes_a_folder_that_loads(tmp_path, monkeypatch):
     llama().save_pretrained(tmp_path / "old")
     pickled(tmp_path / "old")
     loading.load_tokenizer("tiny-granite-h").save_pretrained(tmp_path / "old")
-    command = refusal(loaded, tmp_path / "old").partition('python -c "')[2].rpartition('"')[0]
+    command = refused(loaded, tmp_path / "old").partition('python -c "')[2].rpartition('"')[0]
     monkeypatch.chdir(tmp_path)
     exec(command, {})
     expected = load_file(tmp_path / "converted" / SINGLE)
@@ -178,7 +174,7 @@ def test_the_command_for_pickled_weights_makes_a_folder_that_loads(tmp_path, mon
 def test_weights_quantised_by_others_are_refused_with_what_to_take_instead(look, settings, words, tmp_path):
     llama().save_pretrained(tmp_path)
     with_config(**settings)(tmp_path)
-    message = refusal(look, tmp_path)
+    message = refused(look, tmp_path)
     assert words in message and "take the model that it was made from" in message
 
 
@@ -189,7 +185,7 @@ def test_a_model_that_does_not_continue_text_is_refused(look, kind, tmp_path):
         BertLMHeadModel(BertConfig(**SIZES, num_attention_heads=2)).save_pretrained(tmp_path)
     else:
         T5Config(d_model=16, num_layers=1).save_pretrained(tmp_path)
-    assert f"a {kind} model is no causal language model" in refusal(look, tmp_path)
+    assert f"a {kind} model is no causal language model" in refused(look, tmp_path)
 
 
 @LOOKS
@@ -197,13 +193,13 @@ def test_a_model_that_does_not_continue_text_is_refused(look, kind, tmp_path):
 def test_a_wrong_value_in_the_configuration_is_one_line(look, wrong, tmp_path):
     llama().save_pretrained(tmp_path)
     with_config(**wrong)(tmp_path)
-    why = refusal(look, tmp_path).partition("cannot be loaded: ")[2]
+    why = refused(look, tmp_path).partition("cannot be loaded: ")[2]
     assert why and (wrong is not ROPE or "KeyError: 'yarnn'" in why)
 
 
 def test_an_adapter_is_no_base(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
-    assert f"--adapter {tmp_path}" in refusal(loading.load_tokenizer, tmp_path)
+    assert f"--adapter {tmp_path}" in refused(loading.load_tokenizer, tmp_path)
 
 
 @pytest.mark.parametrize("in_4_bits", [False, True])
@@ -214,7 +210,7 @@ def test_a_weight_that_is_no_number_is_named_and_no_learning_rate_blamed(value, 
     model = llama()
     model.model.layers[0].mlp.up_proj.weight.data[3, 5] = value
     model.save_pretrained(tmp_path)
-    message = refusal(lambda folder: loaded(folder, quantize_4bit=in_4_bits), tmp_path)
+    message = refused(lambda folder: loaded(folder, quantize_4bit=in_4_bits), tmp_path)
     assert UP in message and "NaN or infinity" in message and "learning" not in message
 
 

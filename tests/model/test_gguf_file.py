@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from references import HEADS, write_gguf
+from outcomes import refusal
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.model import finding, loading
 
@@ -46,12 +46,8 @@ def loaded(name):
     return loading.load_model(BaseConfig(str(name)), torch.float32)
 
 
-def refusal(name) -> str:
-    with pytest.raises(UserError) as refused:
-        loading.load_model_config(str(name))
-    message = str(refused.value)
-    assert message.startswith(f"--model {name}: ") and "\n" not in message
-    return message
+def refused(name) -> str:
+    return refusal(loading.load_model_config, str(name), begins=f"--model {name}: ")
 
 
 def test_the_model_has_the_dequantised_weights_in_bf16_and_the_tokenizer(file, original):
@@ -83,7 +79,7 @@ def test_a_folder_with_one_means_it_and_it_is_dequantised_once_until_it_changes(
 
 def test_several_in_a_folder_are_listed_and_none_is_guessed(copy):
     shutil.copy(copy, copy.with_name("other.gguf"))
-    assert "name one of them: copy.gguf, other.gguf" in refusal(copy.parent)
+    assert "name one of them: copy.gguf, other.gguf" in refused(copy.parent)
 
 
 def test_weights_beside_it_come_first(copy, original):
@@ -92,15 +88,15 @@ def test_weights_beside_it_come_first(copy, original):
 
 
 def test_what_is_no_gguf_is_said(copy, tmp_path, monkeypatch):
-    assert "no such file" in refusal(tmp_path / "nowhere.gguf")
+    assert "no such file" in refused(tmp_path / "nowhere.gguf")
     text = tmp_path / "notes.txt"
     text.write_text("GGU")
-    assert "is no GGUF file" in refusal(text)
+    assert "is no GGUF file" in refused(text)
     whole = copy.read_bytes()
     copy.write_bytes(whole[: len(whole) // 2])
-    assert "it is cut, or of a kind" in refusal(copy)
+    assert "it is cut, or of a kind" in refused(copy)
     monkeypatch.setattr(finding, "find_spec", lambda name: None)
-    assert "pip install 'granite-scu[gguf]'" in refusal(copy)
+    assert "pip install 'granite-scu[gguf]'" in refused(copy)
 
 
 def test_a_tensor_that_the_file_lacks_is_named(tmp_path, original):
@@ -108,5 +104,5 @@ def test_a_tensor_that_the_file_lacks_is_named(tmp_path, original):
     model = LlamaForCausalLM(original.config)
     model.state_dict = lambda: less
     write_gguf(tmp_path / "lacking.gguf", loading.load_tokenizer(TINY_MODEL), model)
-    message = refusal(tmp_path / "lacking.gguf")
+    message = refused(tmp_path / "lacking.gguf")
     assert "lack 1 of the" in message and "up_proj" in message

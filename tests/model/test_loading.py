@@ -11,6 +11,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from references import granite
+from outcomes import refusal
 from torch.nn import functional as F
 from transformers import GraniteConfig, MistralConfig
 from transformers.utils import logging as transformers_logging
@@ -40,13 +41,8 @@ def logits_of(model):
     return model(input_ids=TOKENS, use_cache=False).logits
 
 
-def refusal(load, name) -> str:
-    with pytest.raises(UserError) as refused:
-        load(name)
-    message = str(refused.value)
-    assert message.startswith(f"--model {name}: ")
-    assert "\n" not in message
-    return message
+def refused(load, name) -> str:
+    return refusal(load, name, begins=f"--model {name}: ")
 
 
 def load_fp32(name):
@@ -92,18 +88,18 @@ def test_a_saved_model_is_loaded_from_its_folder(tmp_path):
 
 @LOADERS
 def test_a_folder_without_a_model_is_refused(load, tmp_path):
-    assert "holds no config.json" in refusal(load, str(tmp_path))
+    assert "holds no config.json" in refused(load, str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "~/nowhere/at/all", "a/b/c", "tiny-granit"])
 def test_a_path_that_does_not_exist_is_refused(name):
-    message = refusal(loading.load_model_config, name)
+    message = refused(loading.load_model_config, name)
     assert "no such folder" in message and TINY_MODEL in message
 
 
 @LOADERS
 def test_a_hub_model_that_cannot_be_had_is_refused_in_one_line(load, offline):
-    message = refusal(load, "granite-scu-tests/no-such-model")
+    message = refused(load, "granite-scu-tests/no-such-model")
     assert "it is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub" in message and TINY_MODEL in message
 
 
@@ -140,9 +136,9 @@ def hub(monkeypatch, tmp_path):
 
 def test_a_gated_and_a_mistyped_name_are_told_apart(hub, caplog):
     caplog.set_level("INFO", "granite_scu")
-    assert "it is gated; accept its licence at http://127.0.0.1" in refusal(loading.load_tokenizer, "gated/model")
+    assert "it is gated; accept its licence at http://127.0.0.1" in refused(loading.load_tokenizer, "gated/model")
     assert caplog.messages == ["looking up gated/model on the Hugging Face hub"]
-    assert "the hub has no model of that name, or it is private" in refusal(loading.load_tokenizer, "nobody/model")
+    assert "the hub has no model of that name, or it is private" in refused(loading.load_tokenizer, "nobody/model")
 
 
 def test_a_hub_that_cannot_be_reached_is_named_within_seconds(hub):
@@ -150,7 +146,7 @@ def test_a_hub_that_cannot_be_reached_is_named_within_seconds(hub):
     hub.shutdown()
     hub.server_close()
     began = time.monotonic()
-    assert "cannot be reached, and the model is not in the cache" in refusal(loading.load_tokenizer, "any/model")
+    assert "cannot be reached, and the model is not in the cache" in refused(loading.load_tokenizer, "any/model")
     assert time.monotonic() - began < 10
     assert not constants.HF_HUB_OFFLINE, "the next may find it"
 
@@ -160,7 +156,7 @@ def test_a_hub_that_never_answers_is_given_up(monkeypatch):
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{deaf.getsockname()[1]}")
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(hub_module, "SECONDS", 0.3)
-        assert "cannot be reached" in refusal(loading.load_tokenizer, "some/model")
+        assert "cannot be reached" in refused(loading.load_tokenizer, "some/model")
 
 
 def without_weights(folder):
@@ -184,7 +180,7 @@ def test_a_folder_that_cannot_be_loaded_says_why_and_blames_no_network(contents,
     if is_offline:
         request.getfixturevalue("offline")
     contents(tmp_path) if callable(contents) else (tmp_path / "config.json").write_text(contents)
-    message = refusal(load_fp32, str(tmp_path))
+    message = refused(load_fp32, str(tmp_path))
     assert why in message
     assert not any(word in message for word in ("network", "HF_HUB_OFFLINE", "check the name", "huggingface.co"))
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from power import Disk
+from outcomes import refusal
 
 from granite_scu.config.errors import UserError
 from granite_scu.storage.run_folder import (
@@ -41,11 +42,8 @@ def contents(path):
     return sorted(entry.name for entry in path.iterdir())
 
 
-def refusal(folder, **options) -> str:
-    with pytest.raises(UserError) as refused:
-        folder.check(**({"overwrite": False, "resuming": False} | options))
-    message = str(refused.value)
-    assert "\n" not in message
+def refused(folder, **options) -> str:
+    message = refusal(folder.check, **({"overwrite": False, "resuming": False} | options))
     assert str(folder.path) in message
     return message
 
@@ -71,7 +69,7 @@ def test_the_home_folder_may_be_abbreviated(monkeypatch, tmp_path):
 
 def test_a_folder_that_is_not_empty_is_refused_but_a_run_may_be_replaced_or_gone_on_with(folder):
     (folder.path / TRAINING_CONFIG).write_text("{}")
-    message = refusal(folder)
+    message = refused(folder)
     assert "--overwrite" in message and "--resume-from-checkpoint last" in message
     folder.check(overwrite=True, resuming=False)
     folder.check(overwrite=False, resuming=True)
@@ -80,20 +78,20 @@ def test_a_folder_that_is_not_empty_is_refused_but_a_run_may_be_replaced_or_gone
 
 def test_what_is_no_run_folder_is_never_overwritten(folder):
     (folder.path / "thesis.tex").write_text("years of work")
-    assert "not a run folder" in refusal(folder, overwrite=True)
+    assert "not a run folder" in refused(folder, overwrite=True)
     assert (folder.path / "thesis.tex").read_text() == "years of work"
 
 
 def test_what_no_run_has_written_is_neither_replaced_nor_cleared(folder):
     for name in (TRAINING_CONFIG, "notes.txt", "scu_history.json"):
         (folder.path / name).write_text("mine")
-    assert "holds notes.txt, which no run has written" in refusal(folder, overwrite=True)
+    assert "holds notes.txt, which no run has written" in refused(folder, overwrite=True)
     (folder.path / "notes.txt").rename(folder.path / "kept")
     (folder.path / "kept").unlink()
     for inside in ("logs/csv", "best", "restarted-2/checkpoint-3"):
         (folder.path / inside).mkdir(parents=True)
         (folder.path / inside / "mine.txt").write_text("mine")
-        assert f"holds {inside}/mine.txt, which no run has written" in refusal(folder, overwrite=True)
+        assert f"holds {inside}/mine.txt, which no run has written" in refused(folder, overwrite=True)
         (folder.path / inside / "mine.txt").unlink()
     for unfinished in (".new.77.tmp", "final/.new.77.tmp"):  # that a killed run leaves
         (folder.path / unfinished).mkdir(parents=True)
@@ -126,14 +124,14 @@ def test_a_pipe_in_the_folder_is_refused_and_not_waited_for(folder, name):
     place = folder.path / name
     place.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(place)
-    assert f"{place}: is neither a file nor a folder" in refusal(folder, resuming=True)
+    assert f"{place}: is neither a file nor a folder" in refused(folder, resuming=True)
 
 
 def test_a_file_without_end_is_refused_by_its_size(folder):
     for name in (HISTORY_LINES, TRAINING_CONFIG):
         with (folder.path / name).open("wb") as file:
             file.truncate(40 << 30)
-    assert "42,949,672,960 bytes" in refusal(folder, resuming=True)
+    assert "42,949,672,960 bytes" in refused(folder, resuming=True)
     reads = {TRAINING_CONFIG: lambda: read_json(folder.path / TRAINING_CONFIG), HISTORY_LINES: folder.read_history}
     for name, read in reads.items():
         with pytest.raises(UserError, match=f"{name}: cannot be read .*42,949,672,960 bytes"):
@@ -144,15 +142,15 @@ def test_what_is_no_folder_or_lies_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("nowhere")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        assert f"{tmp_path / 'file'} is a file, and not a folder" in refusal(RunFolder(path))
-    assert "cannot be written" in refusal(RunFolder(tmp_path / "link"))
+        assert f"{tmp_path / 'file'} is a file, and not a folder" in refused(RunFolder(path))
+    assert "cannot be written" in refused(RunFolder(tmp_path / "link"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_without_write_permission_is_refused(folder):
     folder.path.chmod(0o500)
     for refused in (folder, RunFolder(folder.path / "a" / "b")):
-        assert "cannot be written" in refusal(refused)
+        assert "cannot be written" in refused(refused)
 
 
 def test_clearing_empties_the_folder_and_follows_no_link(folder, tmp_path):

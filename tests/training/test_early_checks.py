@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from outcomes import refusal
 
 from granite_scu.cli import requirements, script_flags, validate
 from granite_scu.config.errors import UserError
@@ -13,9 +14,7 @@ from granite_scu.training import early_checks
 
 def refused(*flags: str) -> str:
     arguments, _ = script_flags.translate(["--test-run", *flags])
-    with pytest.raises(UserError) as refusal:
-        validate.refuse(arguments)
-    return str(refusal.value)
+    return refusal(validate.refuse, arguments)
 
 
 @pytest.mark.parametrize("name", LOGGERS)

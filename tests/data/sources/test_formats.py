@@ -14,6 +14,7 @@ import pytest
 from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
+from outcomes import refused_data as refused
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
@@ -64,14 +65,6 @@ def texts_of(path: Path, **settings) -> list[str]:
 
 def texts_of_column(path: Path, column: str) -> list[str]:
     return [document.text for document in load(str(path), column)]
-
-
-def refused(path: Path, column: str = "text", **settings) -> str:
-    with pytest.raises(UserError) as caught:
-        load(str(path), column, **settings)
-    message = str(caught.value)
-    assert message.startswith("--data-dir ") and "\n" not in message and "; " in message
-    return message
 
 
 def in_two_frames(data):

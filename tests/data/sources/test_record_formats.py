@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from outcomes import refused_data
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
@@ -64,11 +65,7 @@ def write(path: Path, *records: dict) -> Path:
 
 def refused(tmp_path: Path, *records: dict, column: str = "text", record_format: str = AUTO) -> str:
     path = write(tmp_path / "records.jsonl", *records)
-    with pytest.raises(UserError) as caught:
-        load(str(path), column, record_format=record_format)
-    message = str(caught.value)
-    assert message.startswith(f"--data-dir {path}:{len(records)}: ") and "\n" not in message and "; " in message
-    return message
+    return refused_data(path, column, begins=f"--data-dir {path}:{len(records)}: ", record_format=record_format)
 
 
 def test_every_format_has_a_name_in_the_settings_and_a_literal_record():

@@ -3,20 +3,12 @@ import os
 from pathlib import Path
 
 import pytest
+from outcomes import refused_data as refused
 
 from granite_scu.config.errors import UserError
 from granite_scu.data.sources import files
 from granite_scu.data.sources.documents import Document
 from granite_scu.data.sources.read import load
-
-
-def refused(path: Path | str, column: str = "text") -> str:
-    """The message, which must be one line."""
-    with pytest.raises(UserError) as caught:
-        load(str(path), column)
-    message = str(caught.value)
-    assert message.startswith("--data-dir ") and "\n" not in message and "; " in message
-    return message
 
 
 def jsonl(tmp_path: Path, *lines: str) -> Path:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from outcomes import refusal
 
 from granite_scu.config.errors import UserError
 from granite_scu.data.sources.samples import as_document, normalised_tool_calls
@@ -77,9 +78,8 @@ def test_no_calls_are_no_field():
     ids=str,
 )
 def test_what_is_no_call_is_refused_with_its_message(calls, words):
-    with pytest.raises(UserError) as caught:
-        regular({"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": calls})
-    assert str(caught.value).startswith("--data-dir a.jsonl:3: messages, message 2") and words in str(caught.value)
+    messages = {"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": calls}
+    assert words in refusal(regular, *messages, begins="--data-dir a.jsonl:3: messages, message 2")
 
 
 def test_answers_stand_in_the_order_of_their_calls():
@@ -102,9 +102,8 @@ def test_answers_stand_in_the_order_of_their_calls():
     ids=["unknown", "the second alone", "one twice"],
 )
 def test_answers_that_fit_no_order_are_refused(answers, words):
-    with pytest.raises(UserError) as caught:
-        regular(calling(call("a", "f", {}), call("b", "g", {})), *answers)
-    assert str(caught.value).startswith("--data-dir a.jsonl:3: messages, message 1") and words in str(caught.value)
+    called = calling(call("a", "f", {}), call("b", "g", {}))
+    assert words in refusal(regular, called, *answers, begins="--data-dir a.jsonl:3: messages, message 1")
 
 
 @pytest.mark.parametrize("tools", [{"name": "f"}, ["f"], json.dumps({"name": "f"})], ids=str)

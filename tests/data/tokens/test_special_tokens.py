@@ -8,6 +8,7 @@ import pytest
 from chat_forms import FORMS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outcomes import refusal
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, DataConfig
@@ -53,9 +54,8 @@ def test_as_tokens_they_act(chatting):
 
 @pytest.mark.parametrize("document", [chat(CHAT), Document("chats.jsonl:1", INJECTED)], ids=["chat", "text"])
 def test_they_can_be_refused(chatting, document):
-    with pytest.raises(UserError) as refused:
-        encode([document], chatting, special_tokens="refuse")
-    assert str(refused.value).startswith("--control-tokens refuse: chats.jsonl:1 holds the control token <|end_of_te")
+    begins = "--control-tokens refuse: chats.jsonl:1 holds the control token <|end_of_te"
+    refusal(encode, [document], chatting, special_tokens="refuse", begins=begins)
 
 
 def test_thoughts_in_an_answer_are_the_templates_to_see(tokenizer):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 from chat_forms import DEEPSEEK_3, GRANITE_4, HERMES, LLAMA_31, QWEN_3_CALLS, Form
+from outcomes import refusal
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL
@@ -49,10 +50,7 @@ def learned(tokenizer, document) -> list[str]:
 
 
 def refused(tokenizer, document) -> str:
-    with pytest.raises(UserError) as caught:
-        Renderer(tokenizer).render(document)
-    assert str(caught.value).startswith("--data-dir chats.jsonl:7: ") and "\n" not in str(caught.value)
-    return str(caught.value)
+    return refusal(Renderer(tokenizer).render, document, begins="--data-dir chats.jsonl:7: ")
 
 
 HERMES_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris \\"é\\""}}\n</tool_call><|im_end|>'

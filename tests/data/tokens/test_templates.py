@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+from outcomes import refusal
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig, check_system, check_template
@@ -83,9 +84,7 @@ def test_a_file_that_holds_no_template_is_refused_in_a_line(several, tmp_path, c
     file = tmp_path / "mine.jinja"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(UserError) as refused:
-        chosen(several, str(file))
-    assert f"--chat-template {tmp_path}/{words}" in str(refused.value) and "\n" not in str(refused.value)
+    assert f"--chat-template {tmp_path}/{words}" in refusal(chosen, several, str(file))
 
 
 def test_an_argument_that_the_template_does_not_know_is_refused_with_those_that_it_knows(tokenizer):

@@ -7,17 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from granite_scu.config.settings import TINY_MODEL
 from granite_scu.data.sources.documents import Document
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.evaluation.bpt.windows import as_corpus, cut
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    from granite_scu.model.loading import load_tokenizer
-
-    return load_tokenizer(TINY_MODEL)
 
 
 def rolling_windows(tokens: list[int], prefix: int, max_length: int, context: int):

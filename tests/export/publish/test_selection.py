@@ -14,9 +14,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from huggingface_hub import ModelCard
+from outcomes import refusal
 from safetensors import numpy as safetensors
 
-from granite_scu.config.errors import UserError
 from granite_scu.export.publish import selection
 
 REPO = "ada/adapter"
@@ -39,10 +39,8 @@ def change_tensors(run: Path, edit) -> None:
     safetensors.save_file(tensors, file)
 
 
-def refusal(run: Path, **options) -> str:
-    with pytest.raises(UserError) as raised:
-        selection.prepare(run, REPO, **options)
-    return str(raised.value)
+def refused(run: Path, **options) -> str:
+    return refusal(selection.prepare, run, REPO, **options)
 
 
 # The list
@@ -173,7 +171,7 @@ SPOILT = [
 @pytest.mark.parametrize(("spoil", "words"), SPOILT)
 def test_a_spoilt_folder_is_refused_and_no_secret_repeated(run, spoil, words):
     spoil(run)
-    said = refusal(run)
+    said = refused(run)
     assert words in said
     assert not any(secret in said for secret in SECRETS.values())
 
@@ -189,7 +187,7 @@ def test_of_a_picture_only_what_shows_is_published(run):
     before, after = (plt.imread(io.BytesIO(content), format="png") for content in (original, published))
     assert np.array_equal(before, after)
     (run / "control.png").write_bytes(original[:-20])
-    assert "control.png: is not a whole PNG picture" in refusal(run)
+    assert "control.png: is not a whole PNG picture" in refused(run)
 
 
 def test_a_secret_of_the_environment_is_found_by_its_value(run, monkeypatch):
@@ -197,7 +195,7 @@ def test_a_secret_of_the_environment_is_found_by_its_value(run, monkeypatch):
     monkeypatch.setenv("TOKENIZER_NAME", "correct-horse-battery")  # which is no secret, whatever its letters
     selection.prepare(run, REPO)
     monkeypatch.setenv("MY_COMPANYS_PASSWORD", "correct-horse-battery")
-    said = refusal(run)
+    said = refused(run)
     assert "scu_config.json:1: looks like the value of the environment's MY_COMPANYS_PASSWORD" in said
     assert "correct-horse" not in said
 
@@ -205,13 +203,13 @@ def test_a_secret_of_the_environment_is_found_by_its_value(run, monkeypatch):
 def test_a_pipe_in_the_folder_is_not_waited_for(run):
     (run / "chat_template.jinja").unlink(missing_ok=True)
     os.mkfifo(run / "chat_template.jinja")
-    assert "chat_template.jinja: is neither a file nor a folder" in refusal(run)
+    assert "chat_template.jinja: is neither a file nor a folder" in refused(run)
 
 
 def test_what_is_no_run_folder(run, tmp_path):
-    assert "no such folder" in refusal(tmp_path / "nowhere")
-    assert "not a run folder" in refusal(run / "checkpoint-4")
-    assert "no such folder" in refusal(run / "README.md")
+    assert "no such folder" in refused(tmp_path / "nowhere")
+    assert "not a run folder" in refused(run / "checkpoint-4")
+    assert "no such folder" in refused(run / "README.md")
 
 
 def test_a_tokenizer_without_a_limit_is_published(run):
@@ -245,7 +243,7 @@ def test_numbers_that_are_not_finite_in_bfloat16_are_refused(run):
     selection.prepare(run, REPO)
     next(iter(tensors.values()))[0, 0] = torch.inf
     save_file(tensors, file)
-    assert "is not finite" in refusal(run)
+    assert "is not finite" in refused(run)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +262,7 @@ def test_numbers_that_are_not_finite_in_bfloat16_are_refused(run):
 )
 def test_tensors_that_do_not_fit_the_configuration_are_refused(run, edit, words):
     change_tensors(run, edit)
-    assert words in refusal(run)
+    assert words in refused(run)
 
 
 def test_the_rank_pattern_counts(run):
@@ -273,7 +271,7 @@ def test_the_rank_pattern_counts(run):
     module = one.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
     rank = tensors[one].shape[0]
     change(run / "adapter_config.json", rank_pattern={module: rank // 2})
-    assert f"{module} has lora_A" in refusal(run)
+    assert f"{module} has lora_A" in refused(run)
 
     def halve(tensors, names):
         other = one.replace("lora_A", "lora_B")
@@ -286,13 +284,13 @@ def test_the_rank_pattern_counts(run):
 def test_an_unnamed_target_is_refused(run):
     config = json.loads((run / "adapter_config.json").read_text(encoding="utf-8"))
     change(run / "adapter_config.json", target_modules=[t for t in config["target_modules"] if t != "in_proj"])
-    assert "in_proj" in refusal(run) and "is not a factor of a layer that adapter_config.json names" in refusal(run)
+    assert "in_proj" in refused(run) and "is not a factor of a layer that adapter_config.json names" in refused(run)
 
 
 def test_torn_weights_are_refused(run):
     file = run / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    assert "not a whole safetensors file" in refusal(run)
+    assert "not a whole safetensors file" in refused(run)
 
 
 # The base model and the licence
@@ -301,7 +299,7 @@ def test_torn_weights_are_refused(run):
 @pytest.mark.parametrize("base", ["/home/ada/models/granite", "./granite", "~/granite", "granite-local"])
 def test_a_local_base_needs_its_name_on_the_hub(run, base):
     change_base(run, base)
-    assert refusal(run).startswith("--base-model-id: needed")
+    assert refused(run).startswith("--base-model-id: needed")
     found = selection.prepare(run, REPO, base_id="ibm-granite/granite-4.0-h-1b")
     assert found.base == "ibm-granite/granite-4.0-h-1b"
     assert json.loads(found.files["adapter_config.json"])["base_model_name_or_path"] == found.base
@@ -311,12 +309,12 @@ def test_a_local_base_needs_its_name_on_the_hub(run, base):
 
 def test_a_base_on_the_hub_takes_no_other_name(run):
     change_base(run, "ibm-granite/granite-4.0-h-1b")
-    assert "leave the flag out" in refusal(run, base_id="ibm-granite/granite-4.0-h-350m")
+    assert "leave the flag out" in refused(run, base_id="ibm-granite/granite-4.0-h-350m")
 
 
 def test_the_licence_of_a_strange_base_must_be_chosen(run):
     change_base(run, "somebody/strange-7b")
-    assert refusal(run).startswith("--license: needed")
+    assert refused(run).startswith("--license: needed")
     found = selection.prepare(run, REPO, licence="mit")
     assert ModelCard(found.card).data.license == "mit"
     assert "The base model `somebody/strange-7b`: its own terms apply" in found.card
@@ -401,8 +399,8 @@ def test_an_evaluation_is_known_by_the_weights_whatever_the_folder_is_called_now
     assert "| with the adapter, bits per token | 5.0000 |" in selection.prepare(renamed, REPO).card
     evaluated(renamed, models=[*others, mine | {"adapter": str(renamed), "adapter_sha256": "0" * 64}])
     change(renamed / "scu_config.json", note=SECRETS["a secret (jwt)"])
-    refused = refusal(renamed)  # and a secret is told of at once
-    assert "does not compare the adapter of another" in refused and "a secret (jwt)" in refused
+    said = refused(renamed)  # and a secret is told of at once
+    assert "does not compare the adapter of another" in said and "a secret (jwt)" in said
 
 
 def test_too_few_documents_give_no_interval(run):
@@ -417,7 +415,7 @@ def test_too_few_documents_give_no_interval(run):
 @pytest.mark.parametrize("changes", [{"pairs": []}, {"models": []}, {"models": None}])
 def test_an_evaluation_of_something_else_is_refused(run, changes):
     evaluated(run, **changes)
-    assert "does not compare the adapter of run with its base" in refusal(run)
+    assert "does not compare the adapter of run with its base" in refused(run)
 
 
 def test_what_was_not_evaluated_and_what_is_no_better_is_noted(run):
@@ -431,4 +429,4 @@ def test_what_was_not_evaluated_and_what_is_no_better_is_noted(run):
 @pytest.mark.parametrize("value", [[1], "x", {"a": 1}])
 def test_numbers_of_another_kind_are_told_by_the_folder(run, value):
     change(run / "scu_metrics.json", adapter_test_bpt=value)
-    assert f"{run}: its JSON files are not as a run has written them (" in refusal(run)
+    assert f"{run}: its JSON files are not as a run has written them (" in refused(run)

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from outcomes import refusal
 from torch.nn import functional as F
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid as modeling
 
@@ -114,9 +115,7 @@ def test_several_wrong_ones_cost_one_warning_and_are_refused_where_they_are_insi
     assert choose("auto") is choose("auto") is TORCH
     words = "mamba-ssm 9.9 failed its self-check (A); fla-core 9.9 failed its self-check (B)"
     assert warnings_of() == [f"{words}; the Mamba-2 layers run in PyTorch"]
-    with pytest.raises(UserError) as refused:
-        choose("cuda")
-    assert str(refused.value) == f"--kernels cuda: {words}; use --kernels auto, or another version"
+    assert refusal(choose, "cuda") == f"--kernels cuda: {words}; use --kernels auto, or another version"
 
 
 def test_insisting_where_there_is_nothing_to_try_is_refused(installed):
