@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from references import HEADS, SIZES, granite, llama
 from outcomes import refusal
+from references import HEADS, SIZES, granite, llama
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM, T5Config
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from references import HEADS, write_gguf
 from outcomes import refusal
+from references import HEADS, write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from granite_scu.config.settings import TINY_MODEL, BaseConfig

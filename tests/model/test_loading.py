@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import constants
-from references import granite
 from outcomes import refusal
+from references import granite
 from torch.nn import functional as F
 from transformers import GraniteConfig, MistralConfig
 from transformers.utils import logging as transformers_logging

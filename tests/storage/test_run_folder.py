@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from power import Disk
 from outcomes import refusal
+from power import Disk
 
 from granite_scu.config.errors import UserError
 from granite_scu.storage.run_folder import (
