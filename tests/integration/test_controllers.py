@@ -179,11 +179,11 @@ def test_a_configuration_says_what_it_is_and_is_the_law_of_its_name_alone(name):
     path = CONFIGS / f"{name}.yaml"
     header = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     assert f"--config configs/controller/{name}.yaml" in "".join(header)
-    configured, named = (
-        translate([given])[0].request().control for given in (f"--config={path}", f"--control.controller={name}")
-    )
+    configured = translate([f"--config={path}"])[0].request().control
     assert configured.controller == name
-    assert name == "replay" or build_controller(configured) == build_controller(named)  # a replay needs a recording
+    if name != "replay":  # which needs a recording
+        named = translate([f"--control.controller={name}"])[0].request().control
+        assert build_controller(configured) == build_controller(named)
 
 
 # What is refused
