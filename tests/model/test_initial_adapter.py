@@ -255,7 +255,7 @@ def test_dropout_is_the_runs_own(from_adapter, adapter):
 
 
 def test_adapters_that_cannot_be_gone_on_with(adapter, small_granite, tmp_path):
-    def refusal() -> str:
+    def refused() -> str:
         begins = f"--adapter {adapter}: "
         return refusal(saved_adapter.open_initial_adapter, str(adapter), small_granite, begins=begins)
 
@@ -265,20 +265,20 @@ def test_adapters_that_cannot_be_gone_on_with(adapter, small_granite, tmp_path):
     )
     name = next(iter(weights))
     save_file(weights | {name: weights[name] * float("nan")}, adapter / saved_adapter.WEIGHTS)
-    assert "not finite" in refusal()
+    assert "not finite" in refused()
     save_file(weights | {name: weights[name].int()}, adapter / saved_adapter.WEIGHTS)
-    assert "holds whole numbers (torch.int32)" in refusal()
+    assert "holds whole numbers (torch.int32)" in refused()
     save_file({key: value for key, value in weights.items() if key != name}, adapter / saved_adapter.WEIGHTS)
-    assert "is absent" in refusal()
+    assert "is absent" in refused()
     (adapter / saved_adapter.WEIGHTS).write_bytes(b"torn")
-    assert "is damaged" in refusal()
+    assert "is damaged" in refused()
     save_file(weights, adapter / saved_adapter.WEIGHTS)
     (adapter / saved_adapter.ADAPTER_CONFIG).write_text(json.dumps(config | {"use_dora": True}))
-    assert "use_dora = True" in refusal()
+    assert "use_dora = True" in refused()
     (adapter / saved_adapter.ADAPTER_CONFIG).write_text(json.dumps(config | {"target_modules": ["gate_proj"]}))
-    assert "does not fit" in refusal()
+    assert "does not fit" in refused()
     (adapter / saved_adapter.ADAPTER_CONFIG).write_text("{")
-    assert "damaged" in refusal()
+    assert "damaged" in refused()
     (adapter / saved_adapter.ADAPTER_CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": "a/b"}))
     with pytest.raises(UserError, match="was trained on a/b, and not on --model c/d"):
         saved_adapter.open_initial_adapter(str(adapter), "c/d")
