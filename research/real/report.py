@@ -12,15 +12,17 @@ from research.real.judgement import BUDGETS, Criterion, Judgement
 
 def auto(judgement: Judgement, console: Console) -> None:
     """Should ``--target-s auto`` be a default, or in the package at all?"""
-    _say("auto becomes the default", judgement.of_auto(), console)
-    _say("auto leaves the package", [judgement.auto_leaves()], console, any)
+    so_far = "" if judgement.complete else ", so far"
+    _say(f"auto becomes the default{so_far}", judgement.of_auto(), console)
+    _say(f"auto leaves the package{so_far}", judgement.auto_leaves(), console, any)
 
 
 def drift(judgement: Judgement, console: Console) -> None:
     """Should ``--max-drift`` be a default, at which budget, or in the package at all?"""
+    so_far = "" if judgement.complete else ", so far"
     for number, budget in enumerate(BUDGETS):
-        _say(f"a budget of {budget:.0%} could be the default", judgement.of_budget(number), console)
-    _say("drift leaves the package", judgement.drift_leaves(), console, any)
+        _say(f"a budget of {budget:.0%} could be the default{so_far}", judgement.of_budget(number), console)
+    _say(f"drift leaves the package{so_far}", judgement.drift_leaves(), console, any)
 
 
 def _say(what: str, criteria: list[Criterion], console: Console, take: Callable[[list[bool]], bool] = all) -> None:

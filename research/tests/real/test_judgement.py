@@ -77,12 +77,17 @@ def test_the_criteria_say_what_the_runs_say(finished):
     assert judged.shown == {"H2", "H3", "H4", "H5", "H6", "H7"}
     assert [criterion.met for criterion in judged.of_auto()] == [False, False, True, True]
     assert all(criterion.met for number in range(3) for criterion in judged.of_budget(number))
-    assert judged.auto_leaves().met and not any(criterion.met for criterion in judged.drift_leaves())
+    assert (
+        judged.complete
+        and judged.auto_leaves()[0].met
+        and not any(criterion.met for criterion in judged.drift_leaves())
+    )
 
 
 def test_of_no_run_nothing_is_said():
     judged = Judgement(STAGE, {})
-    assert judged.of_auto() == judged.of_budget(0) == [] and judged.hypotheses == {}
+    assert judged.of_auto() == judged.of_budget(0) == judged.auto_leaves() == judged.drift_leaves() == []
+    assert not judged.complete
 
 
 def test_tables_and_pictures_are_made(finished, tmp_path, capsys):
