@@ -18,7 +18,8 @@ from granite_scu.config.errors import RunFailed
 from granite_scu.config.settings import BaseConfig
 from granite_scu.model.mamba2.kernels import INSTALLS, installed
 
-DENSE = ROOT / "research" / "evidence" / "bases" / "tiny-prose-dense"
+SMALL = {"whole": "embedded", "dense": ROOT / "research" / "evidence" / "bases" / "tiny-prose-dense"}
+"""What a CPU trains in the place of a model of random weights."""
 PRESET_STEPS = 5
 LOOK = 5
 """Seconds between two looks at runs that go on."""
@@ -164,7 +165,7 @@ def weights(work: Work, model: str) -> Path:
 
 def step(work: Work) -> Finding:
     """The default step in our own kernels, and that of Hugging Face's Trainer with PEFT, which may not fit the card."""
-    rows = steps(work, "whole", "--sides", "ours", "theirs", "--ours", "--kernels torch", quick=("--apart",))
+    rows = steps(work, "whole", "--sides", "ours", "theirs", "--ours", "--kernels torch")
     if work.device == "cuda" and rows[0]["theirs_s"] is None:
         work.tell(compared(rows, "a step", STEP))
         rows += steps(work, "whole", "--sides", "theirs", batch=2)
@@ -184,20 +185,20 @@ def trl(work: Work) -> Finding:
     """The same step of TRL's SFTTrainer at its defaults."""
     if find_spec("trl") is None:
         raise Skipped("the package trl is not installed")
-    return compared(steps(work, "whole", "--sides", "trl", quick=("--precisions", "fp32")), "a step", STEP)
+    return compared(steps(work, "whole", "--sides", "trl"), "a step", STEP)
 
 
 def dense(work: Work) -> Finding:
     """A step of a dense model, by all three."""
     sides = [*SIDES[:2], *["trl"] * (find_spec("trl") is not None)]
-    small = ("--model", DENSE, "--batch", 2, "--length", 64)
-    return compared(steps(work, "dense", "--sides", *sides, quick=small), "a step of a dense model", STEP)
+    return compared(steps(work, "dense", "--sides", *sides), "a step of a dense model", STEP)
 
 
-def steps(work: Work, model: str, *flags: Any, quick: tuple[Any, ...] = (), batch: int = 8) -> list[dict[str, Any]]:
-    """What ``benchmarks/train_step.py`` finds; on a GPU of a model of random weights, the sides one by one."""
+def steps(work: Work, model: str, *flags: Any, batch: int = 8) -> list[dict[str, Any]]:
+    """What ``benchmarks/train_step.py`` finds, one side after the other on a GPU."""
     if work.device != "cuda":
-        return benchmark(work, "train_step", quick=(*flags, *quick))
+        small = ("--model", SMALL[model], "--batch", 2, "--length", 64, "--block", 1, "--repeats", 1)
+        return benchmark(work, "train_step", quick=(*small, "--precisions", "fp32", *flags))
     sizes = ("--model", weights(work, model), "--batch", batch, "--length", 1024)
     return benchmark(work, "train_step", *sizes, "--repeats", 3, "--block", 5, "--apart", *flags)
 
