@@ -165,7 +165,7 @@ def weights(work: Work, model: str) -> Path:
 
 def step(work: Work) -> Finding:
     """The default step in our own kernels, and that of Hugging Face's Trainer with PEFT, which may not fit the card."""
-    rows = steps(work, "whole", "--sides", "ours", "theirs", "--ours", "--kernels torch")
+    rows = steps(work, "whole", "--sides", "ours", "theirs", "--ours=--kernels torch")
     if work.device == "cuda" and rows[0]["theirs_s"] is None:
         work.tell(compared(rows, "a step", STEP))
         rows += steps(work, "whole", "--sides", "theirs", batch=2)
@@ -178,7 +178,7 @@ def with_packages(work: Work) -> Finding:
         raise Skipped("the packages' kernels are for GPUs")
     if not installed():
         raise Skipped(f"no package with kernels is installed; {INSTALLS['cuda']}")
-    return compared(steps(work, "whole", "--sides", "ours", "--ours", "--kernels cuda"), "a step", STEP)
+    return compared(steps(work, "whole", "--sides", "ours", "--ours=--kernels cuda"), "a step", STEP)
 
 
 def trl(work: Work) -> Finding:
