@@ -14,7 +14,7 @@ from granite_scu.storage.run_folder import ANSWERS, LAST_ADAPTER, TRAINING_CONFI
 from granite_scu.training.callbacks.samples import MAX_SECONDS
 from granite_scu.viz import adapter_size
 from granite_scu.viz.run_folder import read_validations
-from granite_scu.viz.what_now import lower_rate, verdict
+from granite_scu.viz.what_now import lower_rate, verdict, why_kept
 
 ENDED = {
     "max_steps": "after its last step, {step:,}",
@@ -52,6 +52,7 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console, chats
         "general answers": _general(summary["elsewhere"]) if "elsewhere" in summary else None,
         "validation": f"{summary['best_val_bpt']:.4f} bits/token" if validated else None,
         "best adapter": which_adapter(summary),
+        "drift": _drift(summary["drift"]) if _held_drift(summary) else None,
         "S at the end": _s(summary) if summary["lambda"] else None,
         "S* reached": None if summary["s_target"] is None else _reachability(summary),
         "lambda at the end": f"{summary['lambda']:.4g}" if summary["lambda"] else None,
@@ -133,12 +134,19 @@ def which_adapter(summary: dict[str, Any]) -> str:
         return "that of the last step: none was validated"
     if summary["best_val_step"] == summary["steps"]:
         return "that of the last step"
-    held = (summary.get("drift") or {}).get("budget") is not None
-    best = ", the best within the budget of drift or the nearest to it" if held else ""
+    best = f", which {why_kept(summary)}" if _held_drift(summary) else ""
     return (
         f"that of step {summary['best_val_step']:,}{best}; that of the last step has {summary['final_val_bpt']:.4f} "
         f"bits/token in validation and is in {LAST_ADAPTER}/"
     )
+
+
+def _held_drift(summary: dict[str, Any]) -> bool:
+    return (summary.get("drift") or {}).get("budget") is not None
+
+
+def _drift(found: dict[str, Any]) -> str:
+    return f"{per_cent(found['share'])} on general text; budget {per_cent(found['budget'])}"
 
 
 def _s(summary: dict[str, Any]) -> str | None:

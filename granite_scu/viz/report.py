@@ -23,7 +23,7 @@ from granite_scu.viz.report_data import chart_data
 from granite_scu.viz.report_settings import configuration, environment
 from granite_scu.viz.run_folder import BAND, Run, read_measured_run
 from granite_scu.viz.settling import bounded, unsettled
-from granite_scu.viz.what_now import Advice, verdict_of, what_now, where
+from granite_scu.viz.what_now import Advice, verdict_of, what_now, where, why_kept
 from granite_scu.viz.words import compact, duration, first, is_number, percent, quantity, section, shown, signed
 
 NAME = "report.html"
@@ -160,7 +160,7 @@ def _chosen(run: Run) -> str:
     step, value, last, end = (run.metrics.get(f) for f in ("best_val_step", "best_val_bpt", "final_val_bpt", "steps"))
     if not all(map(is_number, (step, value, last, end))):
         return ""
-    best = f"validated best{' within the budget of drift, or nearest to it' if run.holds_drift else ''}"
+    best = why_kept(run.metrics)
     if step == end:
         return f" The adapter is that of the last step, which {best}."
     return (
@@ -183,7 +183,11 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
         figures.append(("elsewhere", f"{general.get('became_wrong')} of {general['n']}", f"became wrong, {won} right"))
     if is_number((moved := section(metrics, "drift")).get("share")):
         budget = moved.get("budget")
-        allowed = f"at most {percent(budget)} asked for" if is_number(budget) else "on general questions"
+        allowed = "on general questions"
+        if is_number(budget):
+            more = section(general, "drift").get("share")
+            on_questions = f"; {percent(more)} {allowed}" if is_number(more) else ""
+            allowed = f"at most {percent(budget)} asked for{on_questions}"
         figures.append(("drift", percent(moved["share"]), allowed))
     if is_number(metrics.get("adapter_test_bpt")):
         base = compact(metrics.get("base_test_bpt"))

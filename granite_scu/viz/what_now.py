@@ -100,7 +100,7 @@ def verdict(
     state, learned = _of_answers(answers, metrics) if _counted(answers) else _of_bits(metrics, interval)
     elsewhere = _elsewhere(general) if general.get("asked") or general.get("n") else ""
     damaged = bool(general.get("damaged"))
-    drift = drifted(section(metrics, "drift"), None if damaged else _suggested(metrics))
+    drift = drifted(section(metrics, "drift"), section(general, "drift"), None if damaged else _suggested(metrics))
     if not damaged:
         use = "Do not use this adapter" if state == "useless" else ""
         return Verdict(learned, use, elsewhere, "", drift, state)
@@ -160,11 +160,12 @@ def _budget(share: float) -> str:
     return f"{100 * share:.3g}%"
 
 
-def drifted(found: Mapping[str, Any], advised: float | None = None) -> str:
+def drifted(found: Mapping[str, Any], general: Mapping[str, Any], advised: float | None = None) -> str:
     """How far a model has drifted, a sentence; empty where that was not measured.
 
     Args:
         found: ``drift`` of ``scu_metrics.json``.
+        general: ``drift`` of its ``elsewhere``, which is told beside a budget; may be empty.
         advised: the budget to name to a run that had none; None names none.
     """
     share, budget, tokens = (found.get(name) for name in ("share", "budget", "tokens"))
@@ -174,11 +175,24 @@ def drifted(found: Mapping[str, Any], advised: float | None = None) -> str:
     if not is_number(budget):
         more = f": --max-drift {_budget(advised)} would hold it back" if advised and share > _FAR else ""
         return f"{words} ({quantity(tokens)} tokens of the base model's answers to general questions){more}."
-    where = f"on {quantity(tokens)} tokens of general text"
-    asked = f" (at most {percent(budget)})" if found.get("within") else f", more than the {percent(budget)} asked for"
+    asked = f" (at most {percent(budget)})" if share <= budget else f", more than the {percent(budget)} asked for"
+    if found.get("within") and share > budget:
+        asked = f" (budget {percent(budget)}, exceeded by less than a tenth)"
+    where = f", on {quantity(tokens)} tokens of general text that the loop did not see"
+    if is_number(general.get("share")):
+        answers = f"{quantity(general.get('tokens'))} tokens of the base model's answers to general questions"
+        where += f", and by {percent(general['share'])} on {answers}"
     resting = found.get("bound") == "lower" and is_number(found.get("lambda"))
     low = f"; the budget bound nothing: λ rested at {found['lambda']:g} in the second half" if resting else ""
-    return f"{words}{asked}, {where} that the loop did not see{low}."
+    return f"{words}{asked}{where}{low}."
+
+
+def why_kept(metrics: Mapping[str, Any]) -> str:
+    """Why the run left the adapter of that step, to follow "which"."""
+    if not is_number(_given_budget(metrics)):
+        return "validated best"
+    within = section(metrics, "drift").get("within")
+    return "validated best within the budget of drift" if within else "came nearest to the budget of drift"
 
 
 def _plateau(validations: Sequence[tuple[int, float]], end: object) -> int | None:

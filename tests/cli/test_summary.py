@@ -32,10 +32,11 @@ def printed(summary: dict, folder: Path, **more) -> str:
 
 
 def test_of_a_run_that_held_drift_it_says_how_far_the_model_moved(tmp_path):
-    drift = {"budget": 0.02, "share": 0.018, "tokens": 512, "within": True}
+    drift = {"budget": 0.02, "share": 0.018, "tokens": 512, "within": True, "lambda": 0.84}
     shown = printed(summary_of(drift=drift, s=0.031, s_ema=None, s_target=None), tmp_path)
     shown = shown.replace("\N{NO-BREAK SPACE}", " ")
     assert "drifted by 1.8 % (at most 2 %), on 512 tokens of general text that the loop did not see." in shown
+    assert re.search(r"drift +│ 1.8 % on general text; budget 2 %", shown)
     assert re.search(r"S at the end +│ 3.1 %", shown), "measured at the last tick"
     assert "S at the end" not in printed(summary_of(drift=drift, s=None, s_ema=None, s_target=None), tmp_path)
 
@@ -79,8 +80,12 @@ def test_the_summary_claims_a_setpoint_only_where_s_came_to_it(sights, s_ema, wo
 )
 def test_the_summary_says_which_steps_adapter_was_left(step, words):
     assert which_adapter({"best_val_step": step, "steps": 100, "final_val_bpt": 5.25}) == words
-    held = {"drift": {"budget": 0.02}, "best_val_step": 80, "steps": 100, "final_val_bpt": 5.25}
-    assert "the best within the budget of drift" in which_adapter(held)
+
+
+@pytest.mark.parametrize(("within", "words"), [(True, "best within the budget"), (False, "nearest to the budget")])
+def test_of_a_run_that_held_drift_it_says_whether_the_adapter_is_within_the_budget(within, words):
+    held = {"drift": {"budget": 0.02, "within": within}, "best_val_step": 80, "steps": 100, "final_val_bpt": 5.25}
+    assert words in which_adapter(held)
 
 
 def test_the_summary_says_what_was_gained_and_how_to_continue(tmp_path):

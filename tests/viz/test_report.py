@@ -252,7 +252,7 @@ def test_of_a_run_that_held_drift_what_it_learned_is_drawn_against_that(held, fi
     assert (charts["learned"]["budget"], charts["learned"]["kept"]) == (0.02, 300)
     assert found.data["drifts"] == [[100, 0.035], [200, 0.026], [300, 0.021]]
     assert found.data["columns"]["drift"] == pytest.approx(run.column("drift"), rel=1e-5)
-    assert "drifted by 2.1\N{NO-BREAK SPACE}% (at most 2\N{NO-BREAK SPACE}%), on 512 tokens" in "".join(found.words)
+    assert "drifted by 2.1\N{NO-BREAK SPACE}% (budget 2\N{NO-BREAK SPACE}%, exceeded" in "".join(found.words)
     assert '<details id="controller" open>' in build_report(run), "what was asked for is not folded away"
     assert "Let S settle" not in found.text and "S settled" not in found.text
     assert "learned" not in {each["name"] for each in page(finished).data["charts"]}

@@ -21,7 +21,7 @@ from granite_scu.evaluation.answer_score import RULE, wilson
 from granite_scu.evaluation.bpt.subjects import Subject
 from granite_scu.evaluation.bpt.texts import Texts
 from granite_scu.model.adapters import Switch
-from granite_scu.model.drift import READ_AT_ONCE, Drift, GeneralPart, Trained
+from granite_scu.model.drift import MARGIN, READ_AT_ONCE, Drift, GeneralPart, Trained
 from granite_scu.storage.run_folder import GENERAL, METRICS, TRAINING_CONFIG, read_if_there, read_json
 
 log = logging.getLogger(__name__)
@@ -121,10 +121,13 @@ class DriftScoring:
                 continue
             batches = general_text.batches(text.parts().held_out, READ_AT_ONCE, padding_of(self.tokenizer))
             moved = drift_between(model, base, switches[name], batches, autocast)
-            metrics = read_if_there(run / METRICS)
-            self.found[name] = elsewhere.drift_record(moved) | {
-                key: metrics.get("drift", {}).get(key) for key in ("budget", "within")
-            }
+            self.found[name] = beside(moved, read_if_there(run / METRICS).get("drift", {}).get("budget"))
+
+
+def beside(moved: Drift, budget: float | None) -> dict[str, Any]:
+    """Drift as the JSON has it, beside the budget of its run, if any."""
+    within = None if budget is None else moved.share <= MARGIN * budget
+    return elsewhere.drift_record(moved) | {"budget": budget, "within": within}
 
 
 def drift_between(

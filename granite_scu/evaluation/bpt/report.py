@@ -16,6 +16,7 @@ from granite_scu.control.units import counted, per_cent
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import require_writable
 from granite_scu.viz.what_now import drifted
+from granite_scu.viz.words import section
 
 SHOWN = 3
 """Questions that are shown with their answers; the JSON has all."""
@@ -88,7 +89,8 @@ def _said(found: dict[str, Any]) -> list[str]:
         if changed["lost"]:
             chance = f"of as many by chance the probability is {changed['chance']:.2g}"
             lines.append(f"{name}: general answers became wrong ({chance}): {' '.join(changed['lost'])}")
-    lines += [f"{name}: {drifted(moved)}" for name, moved in found.get("drift", {}).items()]
+    for name, moved in found.get("drift", {}).items():
+        lines.append(f"{name}: {drifted(moved, section(section(found, 'elsewhere'), name).get('drift') or {})}")
     return lines
 
 

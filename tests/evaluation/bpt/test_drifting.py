@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from granite_scu.evaluation.bpt.answering import drift_between
+from granite_scu.evaluation.bpt.answering import beside, drift_between
 from granite_scu.evaluation.general_text import Document, batches
 
 
@@ -45,3 +45,6 @@ def test_drift_is_the_divergence_over_what_the_base_needs():
     # Logits in float64; products of fp32 nowhere.
     assert found.share == pytest.approx(kl / cost, rel=1e-6)
     assert found.bpt == pytest.approx(kl / found.tokens / math.log(2), rel=1e-6) and found.bpt > 1e-4
+    # A loop that holds a budget well stays within 1.1 times that.
+    told = [beside(found, budget)["within"] for budget in (found.share / 1.05, found.share / 1.2, None)]
+    assert told == [True, False, None]

@@ -109,10 +109,13 @@ def test_answers_stand_beside_those_of_the_base():
 
 def test_drift_stands_on_the_card_where_it_was_measured():
     drift = {"budget": 0.02, "share": 0.018, "tokens": 512, "within": True}
-    text = card(summary=facts()["summary"] | {"drift": drift})
+    held = {"drift": drift, "s": 0.031, "s_ema": None, "elsewhere": {"drift": {"share": 0.23}}}
+    text = card(summary=facts()["summary"] | held)
     assert "| drift on general text, of the base's bits | 1.8 %; at most 2 % asked for |" in text
     assert "the model has drifted by 1.8" in text
     assert "which held drift on general text, at most 2 %" in text and "![Drift against its budget, and lambda" in text
+    assert "answers to general questions | 23 %" in text and "| S at the end | 3.1 %" in text
+    assert "Drift = KL(" in text
     assert "asked for" not in card(summary=facts()["summary"] | {"drift": drift | {"budget": None, "within": None}})
     assert "drift" not in card()
 
