@@ -103,13 +103,22 @@ class Drift:
         return (p * (p / q).log()).sum()
 
 
-@pytest.fixture(params=["granite", "llama", "capped"])
-def drift(request, ids, monkeypatch):
-    """Of a model known to have a plain head, of one that is found to have one, and of one that has another."""
-    build = {"granite": granite, "llama": llama, "capped": lambda: _capped(llama())}[request.param]
+@pytest.fixture(params=["granite", "llama", "capped", "biased"])
+def drift(request, ids):
+    """Of a model known to have a plain head, of one that is found to have one, and of two that have another."""
+    changed = {"capped": _capped, "biased": _biased}
+    build = {"granite": granite, "llama": llama}.get(request.param, lambda: changed[request.param](llama()))
     made = Drift(build, ids)
-    assert made.plain == (request.param != "capped")
+    assert made.plain == (request.param not in changed)
+    with torch.no_grad():
+        assert made.plain or torch.equal(made.now, made.model(ids).logits.flatten(0, 1)[made.positions])
     return made
+
+
+def _biased(model):
+    """Its head adds a bias, as Phi's does."""
+    model.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, model.config.vocab_size))
+    return model
 
 
 def _capped(model):
