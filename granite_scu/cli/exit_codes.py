@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from typing import TextIO
 
 from granite_scu.cli.robust_stdout import open_what_is_closed
@@ -51,7 +52,7 @@ _NO_DOCSTRINGS = (
     "start it with -O or with neither"
 )
 _NO_HOME = "no home folder of this user is known, and a path needs it: set HOME, or name --cache-dir and --output-dir"
-_NO_SUCH_HOME = "a path begins with ~ and no user of this machine is called what follows; write it out"
+_NO_SUCH_HOME = "begins with ~ and no user of this machine is called what follows; write it out"
 
 
 def exit_code_of(
@@ -170,7 +171,7 @@ def _line_and_code(error: BaseException, how_to_continue: str) -> tuple[str, int
         case KeyboardInterrupt():
             return f"stopped by Ctrl-C; {how_to_continue}", INTERRUPTED
         case RuntimeError() if "determine home directory" in str(error):  # by pathlib, for ~name/file
-            return _NO_SUCH_HOME if "HOME" in os.environ else _NO_HOME, WRONG_REQUEST
+            return f"{_strangers_path()}: {_NO_SUCH_HOME}" if "HOME" in os.environ else _NO_HOME, WRONG_REQUEST
         case OSError(errno=int()):  # as a rule a disk that is full or may not be written to
             where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
             remedy = _REMEDIES.get(error.errno or 0, "--debug shows where")
@@ -180,6 +181,15 @@ def _line_and_code(error: BaseException, how_to_continue: str) -> tuple[str, int
     # The boundary of the program: whatever got here is a defect of ours or of the machine.
     words = textwrap.shorten(str(error), 400, placeholder=" ...") or "no message"
     return f"{type(error).__name__}: {words}; --debug shows where", FAILED
+
+
+def _strangers_path() -> str:
+    """The path below the home of nobody, with its flag, where the command line has it: the error does not name it."""
+    words = [part for word in sys.argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    for before, word in pairwise(words):
+        if word.startswith("~") and os.path.expanduser(word) == word:
+            return f"{before} {word}" if before.startswith("--") else word
+    return "a path"
 
 
 @contextmanager

@@ -161,6 +161,8 @@ class Request:
         if parsed["lora"]["adapter"] is None:  # what nulls stand for; an adapter has its own
             lora = LoraConfig(**parsed["lora"].as_dict()).resolved()
             parsed["lora"]["rank"], parsed["lora"]["alpha"] = lora.rank, lora.alpha
+        # Before the groups are built: what one says of itself may be beside the point here.
+        check_budget(DriftConfig(**parsed["drift"].as_dict()), parsed["control"], parsed["run"])
         parser = settings_parser()
         built = parser.instantiate_classes(parsed)
         return cls(
@@ -179,18 +181,22 @@ def check_budget(drift: DriftConfig, control: ControlConfig, run: RunConfig) -> 
         UserError: another setpoint, law or way to act, a stop that waits for S, or general text and no budget.
     """
     if not isinstance(drift.max_drift, float):
-        alone = "is read for a budget of drift alone; add one, such as --max-drift 2%, or leave it out"
+        remedy = "add one, such as --max-drift 2%, or leave it out"
+        if run.resume:
+            remedy = "a run that continues has one or none as before: leave --max-drift and this as they were"
+        alone = f"is read for a budget of drift alone; {remedy}"
         check(not drift.general_files, "--general-data", " ".join(drift.general_files), alone)
         check(drift.general_tokens == DriftConfig.general_tokens, "--general-tokens", drift.general_tokens, alone)
         return
-    for flag, value, usual in (
-        ("--target-s", control.target_s, "auto"),
-        ("--controller", control.controller, "pi"),
-        ("--actuator", control.actuator, "loss"),
-        ("--stop-at-equilibrium", run.stop_at_equilibrium, None),
+    one = "the loop holds either drift or S"
+    for flag, value, usual, why in (
+        ("--target-s", control.target_s, "auto", one),
+        ("--controller", control.controller, "pi", "drift is held by pi"),
+        ("--actuator", control.actuator, "loss", "drift is held through the loss"),
+        ("--stop-at-equilibrium", run.stop_at_equilibrium, None, one),
     ):
-        other = f"the loop holds either drift or S; leave out {flag} {value}, or --max-drift"
-        check(value == usual, "--max-drift", f"{100 * drift.max_drift:g}%", other)
+        remedy = f"{why}; leave out {flag} {value}, or --max-drift"
+        check(value == usual, "--max-drift", f"{100 * drift.max_drift:g}%", remedy)
 
 
 def check_equilibrium_stop(config: ControlConfig) -> None:

@@ -66,9 +66,11 @@ def test_a_home_that_is_not_known_is_told_from_a_user_that_is_not(monkeypatch, h
     assert words in capsys.readouterr().err
 
 
-def test_a_user_that_there_is_not_is_named(capsys):
+@pytest.mark.parametrize("given", [["--general-data", "~nosuchuser/x"], ["--general-data=~nosuchuser/x"]])
+def test_a_user_that_there_is_not_is_named_with_the_flag(given, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["granite-scu", "train", "--output-dir", "~/run", *given])
     assert exit_codes.exit_code_of(lambda: Path("~nosuchuser/x").expanduser() and 0, debug=False) == 2
-    assert "no user of this machine" in capsys.readouterr().err
+    assert "--general-data ~nosuchuser/x: begins with ~ and no user of this machine" in capsys.readouterr().err
 
 
 def test_an_import_that_swallows_exceptions_does_not_keep_an_interrupt_from_ending_the_program():

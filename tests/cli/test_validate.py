@@ -72,7 +72,7 @@ def test_an_unknown_key_of_a_file_is_named_with_its_line_and_what_may_be_meant(l
         (["--lora-alpha", "inf"], "--lora-alpha inf: must be positive and finite"),
         (["--prior-sigma", "1e-300"], "--prior-sigma 1e-300: must be positive and finite, from 1e-12 to 1e15"),
         (["--accelerator", "tpu"], "--accelerator tpu: must be one of"),
-        (["--lambda-min", "10", "--lambda-max", "1"], "--lambda-min 10.0: must not exceed --lambda-max 1"),
+        (["--lambda-min", "10", "--lambda-max", "1"], "--lambda-max 1.0: must be at least --lambda-min, here 10"),
         (["--lambda-init", "10", "--lambda-max", "1"], "--lambda-init 10.0: must lie in [1e-06, 1]"),
         (["--lambda-min", "0"], "--lambda-min 0.0: must be positive"),
         (["--ema-alpha", "0"], "--ema-alpha 0.0: must be in (0, 1]"),
@@ -149,8 +149,9 @@ def test_what_the_parser_understands_is_let_through(given, tmp_path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--target-s", "10%"], "--max-drift 2%: the loop holds either drift or S; leave out --target-s 0.1, or"),
-        (["--controller", "fixed"], "leave out --controller fixed, or --max-drift"),
+        (["--target-s", "10%"], "--max-drift 2%: the loop holds either drift or S; leave out --target-s 10%, or"),
+        (["--controller", "none"], "drift is held by pi; leave out --controller none, or --max-drift"),
+        (["--actuator", "decoupled"], "leave out --actuator decoupled, or --max-drift"),
         (["--stop-at-equilibrium", "30"], "leave out --stop-at-equilibrium 30, or --max-drift"),
         (["--general-data", "nowhere.jsonl"], "--general-data nowhere.jsonl: no such file or folder"),
     ],
@@ -160,9 +161,10 @@ def test_a_budget_of_drift_goes_with_nothing_else_that_is_held_and_its_text_is_t
 
 
 @pytest.mark.parametrize("given", [["--general-data", __file__], ["--general-tokens", "4096"]])
-def test_general_text_without_a_budget_of_drift_is_refused_and_not_ignored(tmp_path, given):
-    words = refused("--output-dir", str(tmp_path), "--accelerator", "cpu", *given)
-    assert words.startswith(f"{given[0]} ") and "--max-drift" in words
+@pytest.mark.parametrize("resumed", [[], ["--resume-from-checkpoint", "last"]])
+def test_general_text_without_a_budget_of_drift_is_refused_and_not_ignored(tmp_path, given, resumed):
+    words = refused("--output-dir", str(tmp_path), "--accelerator", "cpu", *given, *resumed)
+    assert words.startswith(f"{given[0]} ") and "--max-drift" in words and ("add one" in words) != bool(resumed)
 
 
 def test_a_rank_that_is_no_number_is_named(monkeypatch):
