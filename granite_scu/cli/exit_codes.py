@@ -23,7 +23,8 @@ from granite_scu.config.untrusted_input import printable
 NOTHING_WRITTEN = "nothing was written"
 NOTHING_KEPT = "nothing is kept; start the same command again"
 HOW_TO_CONTINUE = (
-    "steps since the last checkpoint are lost; where there is one, --resume-from-checkpoint last continues from it"
+    "steps since the last checkpoint are lost; where there is one, --resume-from-checkpoint last continues from it; "
+    "where there is none, the same command starts again"
 )
 
 OUTPUT = "standard output"

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from granite_scu.config.errors import RunFailed, Stopped, UserError
+from granite_scu.config.errors import INTERRUPTED, RunFailed, Stopped, UserError
 from granite_scu.config.request import Request
 from granite_scu.config.settings import TrainerConfig
 from granite_scu.data.workers import errors_in_one_line
@@ -191,7 +191,7 @@ def fit(trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataModu
     """Train to the end, or to a signal.
 
     Raises:
-        Stopped: a signal ended it, between two steps, on every rank.
+        Stopped: a signal ended it, between two steps, on every rank; or a Ctrl-C did before the first one.
         KeyboardInterrupt: a Ctrl-C that did not wait.
         RunFailed: another process was lost.
     """
@@ -203,6 +203,9 @@ def fit(trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataModu
             destroy_process_group(trainer)
         raise
     except SystemExit as stop:  # Lightning's answer to Ctrl-C
+        if checkpoint is None and not trainer.global_step:
+            line = "stopped by Ctrl-C before the first step: nothing was trained yet; the same command starts again"
+            raise Stopped(line, INTERRUPTED, alone=True) from stop
         raise KeyboardInterrupt from stop
     except RuntimeError as error:
         if cause := _lost(error):

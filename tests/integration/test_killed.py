@@ -305,7 +305,14 @@ def test_a_run_whose_loader_is_killed_reads_the_rest_itself(whole, cut):
     assert same(whole(UNEVEN), killing.outcome(cut.folder))
 
 
-def test_a_signal_before_training_ends_the_run_at_once(cut):
-    tell = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
-    assert cut.run(FLAGS, at_call("configure_model", 1, tell)) == 143
-    assert not cut.folder.exists()
+@pytest.mark.parametrize(
+    ("number", "place", "code", "words"),
+    [
+        (signal.SIGTERM, "configure_model", 143, "where there is none, the same command starts again"),
+        (signal.SIGINT, "as_it_began", 130, "nothing was trained yet"),  # there general text is written
+    ],
+)
+def test_a_signal_before_training_ends_the_run_at_once(cut, number, place, code, words):
+    assert cut.run(DRIFT, at_call(place, 1, lambda: os.kill(os.getpid(), number))) == code
+    assert words in cut.log.read_text()
+    assert RunFolder(cut.folder).checkpoints() == []
