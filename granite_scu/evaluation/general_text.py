@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +21,7 @@ from granite_scu.config.untrusted_input import parse_json, read_file
 from granite_scu.data.sources import read as sources
 from granite_scu.data.tokens import corpus, templates
 from granite_scu.data.tokens.encoding import backend_of
-from granite_scu.data.tokens.stream import Stream
+from granite_scu.data.tokens.stream import Corpus
 from granite_scu.evaluation.answers import grouped
 from granite_scu.evaluation.score import padded_length
 from granite_scu.model.drift import READ_AT_ONCE, DriftBatches
@@ -35,6 +35,12 @@ LONGEST = 512
 
 MIN_TOKENS = 128
 """Counted tokens of each part: a batch of the anchor's."""
+
+LARGE = 1 / 8
+"""Of all tokens: a text that has more has pieces in each part."""
+
+_SHARES = (0, 1), (2,), (3,)
+"""Of each four documents those that anchor, that steer and that are held out."""
 
 _SCHEMA = "granite-scu general text 1"
 """What the first line of a file begins with."""
@@ -90,13 +96,16 @@ class GeneralText:
     @property
     def n_counted(self) -> int:
         """Tokens that are counted."""
-        return sum(document.n_counted for document in self.documents)
+        return _n_counted(self.documents)
+
+    @property
+    def digest(self) -> str:
+        """By which a run that is continued knows its text again."""
+        return hashlib.sha256(repr(self.documents).encode()).hexdigest()
 
     def parts(self) -> Parts:
         """Of each four documents two to anchor, one to steer and one held out."""
-        every = self.documents
-        anchor = tuple(document for number, document in enumerate(every) if number % 4 < 2)
-        return Parts(anchor, every[2::4], every[3::4])
+        return Parts(*(tuple(self.documents[place] for place in places) for places in _places(len(self.documents))))
 
     def batches(self, anchor: int, steering: int, padding: int) -> DriftBatches:
         """The parts in batches of so many positions; ``padding`` is a token id."""
@@ -105,16 +114,20 @@ class GeneralText:
             anchor_batches(parts.anchor, anchor, padding), batches(parts.steering, steering, padding), read
         )
 
-    def check(self) -> "GeneralText":
-        """The text, where each of its parts fills a batch. Raises UserError."""
+    def check(self, where: str, remedy: str = "give more text, or texts of more even length") -> "GeneralText":
+        """The text, where each of its parts fills a batch. Raises UserError.
+
+        Args:
+            where: it is from: a flag or a file.
+            remedy: what the user can do.
+        """
         parts = self.parts()
-        counts = [sum(each.n_counted for each in part) for part in (parts.anchor, parts.steering, parts.held_out)]
+        counts = [_n_counted(part) for part in (parts.anchor, parts.steering, parts.held_out)]
         if min(counts) < MIN_TOKENS:
-            flag = "--general-tokens" if self.source == AUTO else f"--general-data {self.source}"
             raise UserError(
-                f"{flag}: {len(self.documents)} texts with {self.n_counted:,} tokens to measure drift on are too few: "
+                f"{where}: {len(self.documents)} texts with {self.n_counted:,} tokens to measure drift on are too few: "
                 f"of the half that anchors, the quarter that steers and the quarter that is held out, the smallest has "
-                f"{min(counts)} tokens, and a batch takes {MIN_TOKENS}; give more text, or texts of more even length"
+                f"{min(counts)} tokens, and a batch takes {MIN_TOKENS}; {remedy}"
             )
         return self
 
@@ -203,6 +216,11 @@ def _header(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     return {"schema": _SCHEMA, "template": templates.checksum(tokenizer), "tokenizer": digest}
 
 
+def _places(count: int) -> list[list[int]]:
+    """Of so many documents those of each part."""
+    return [[place for place in range(count) if place % 4 in share] for share in _SHARES]
+
+
 def _spans(counted: Sequence[bool]) -> list[list[int]]:
     """[start, stop) of each stretch that is counted."""
     borders = [at for at, (before, now) in enumerate(pairwise([False, *counted, False])) if before != now]
@@ -232,7 +250,7 @@ def of_files(
     """General text from the user's files, in any format that data may have.
 
     A sample of pieces of at most ``LONGEST`` tokens each, until they have ``tokens`` that are counted: of chats what
-    the assistant says, of texts all.
+    the assistant says, of texts all. Copies of a text are left out. Its pieces are in one part, or it is ``LARGE``.
 
     Args:
         names: files, folders or patterns, as ``--data-dir``; or one that ``GeneralText.write`` has written.
@@ -247,7 +265,7 @@ def of_files(
         UserError: what reading raises, or too little text for a batch of each part.
     """
     if len(names) == 1 and is_ours(names[0]):
-        return read(Path(names[0]).expanduser(), tokenizer, rows).check()
+        return read(Path(names[0]).expanduser(), tokenizer, rows).check(f"--general-data {names[0]}")
     usual = DataConfig(path=list(names), encoding=data.encoding, cache_dir=data.cache_dir)
     with sources.named_by("--general-data"):
         found = corpus.prepare(
@@ -260,27 +278,59 @@ def of_files(
             *(" ".join(names), shared, found.n_documents),
         )
     documents = _sampled(found, tokens, np.random.default_rng(seed))
-    text = GeneralText(tuple(documents), " ".join(names))
+    text = GeneralText(documents, " ".join(names))
     _log.info("general text: %s, %d pieces with %d tokens", text.source, len(text.documents), text.n_counted)
-    return text.check()
+    if text.n_counted >= tokens:  # the files may have more
+        return text.check(f"--general-tokens {tokens}", "raise it")
+    return text.check(f"--general-data {text.source}")
 
 
-def _sampled(stream: Stream, tokens: int, random: np.random.Generator) -> Iterator[Document]:
-    """Pieces of the documents in a random order."""
-    bounds = stream.bounds
+def _sampled(found: Corpus, tokens: int, random: np.random.Generator) -> tuple[Document, ...]:
+    """Pieces of the different documents, drawn at random."""
+    bounds = found.bounds_of(np.sort(np.unique(found.bare, return_index=True)[1]))
     pieces = -(-(bounds[:, 1] - bounds[:, 0]) // LONGEST)
     owners = np.repeat(np.arange(len(bounds)), pieces)
     starts = bounds[owners, 0] + LONGEST * (np.arange(len(owners)) - np.repeat(pieces.cumsum() - pieces, pieces))
+    drawn: dict[int, dict[int, Document]] = {}
     counted = 0
     for number in random.permutation(len(owners)).tolist():
         if counted >= tokens:
-            return
+            break
         start, stop = int(starts[number]), int(min(starts[number] + LONGEST, bounds[owners[number], 1]))
-        targets = stream.targets[start:stop].copy()
+        targets = found.targets[start:stop].copy()
         targets[0] = False  # nothing predicts it
         if targets.any():
-            yield Document(tuple(stream.tokens[start:stop].tolist()), tuple(targets.tolist()))
+            piece = Document(tuple(found.tokens[start:stop].tolist()), tuple(targets.tolist()))
+            drawn.setdefault(int(owners[number]), {})[start] = piece
             counted += int(targets.sum())
+    return _by_texts([[text[start] for start in sorted(text)] for text in drawn.values()], random)
+
+
+def _by_texts(texts: Sequence[Sequence[Document]], random: np.random.Generator) -> tuple[Document, ...]:
+    """The pieces of all texts in an order by which ``GeneralText.parts`` has those of a text in one part.
+
+    The largest come first, each to the part that has the fewest tokens for its share. A text with more than ``LARGE``
+    of all tokens, as a single book, is spread: whole, it would leave the other parts too few.
+    """
+    large = LARGE * sum(map(_n_counted, texts))
+    units = [
+        unit for text in texts for unit in ([[piece] for piece in text] if _n_counted(text) > large else [list(text)])
+    ]
+    rooms = [random.permutation(places).tolist() for places in _places(sum(map(len, texts)))]
+    loads, ordered = [0.0] * len(rooms), {}
+    for unit in sorted(units, key=_n_counted, reverse=True):
+        rest = unit
+        while rest:
+            fitting = [part for part, room in enumerate(rooms) if len(room) >= len(rest)]
+            part = min(fitting or [part for part, room in enumerate(rooms) if room], key=loads.__getitem__)
+            now, rest = rest[: len(rooms[part])], rest[len(rooms[part]) :]
+            loads[part] += _n_counted(now) / len(_SHARES[part])
+            ordered |= {rooms[part].pop(): piece for piece in now}
+    return tuple(ordered[place] for place in range(len(ordered)))
+
+
+def _n_counted(documents: Sequence[Document]) -> int:
+    return sum(document.n_counted for document in documents)
 
 
 def batches(documents: Sequence[Document], tokens: int, padding: int) -> list[dict[str, Tensor]]:

@@ -91,7 +91,7 @@ def general_text(
         return known
     began = time.monotonic()
     say(f"the base model writes general text, {tokens:,} tokens", console)
-    text = write(model, tokenizer, tokens, seed, console, openings).check()
+    text = write(model, tokenizer, tokens, seed, console, openings).check(f"--general-tokens {tokens}", "raise it")
     say(f"it wrote {len(text.documents)} texts in {duration(time.monotonic() - began)}", console)
     if place:
         with suppress(OSError):  # a home folder may be read-only
@@ -110,7 +110,7 @@ def kept(place: Path | None, tokenizer: PreTrainedTokenizerBase, rows: int | Non
     """
     if place is not None and place.is_file():
         with suppress(UserError):  # damaged: as if it were not there
-            return read(place, tokenizer, rows).check()
+            return read(place, tokenizer, rows).check(str(place))
     return None
 
 

@@ -35,19 +35,21 @@ def read(
         sharded: whether no process has all of the weights.
 
     Raises:
-        UserError: the text cannot be read, is too short or of another template, or the model cannot write one.
+        UserError: the text cannot be read, is too short, of another template or not the one that the run has had, or
+            the model cannot write one.
     """
     if not request.drift.max_drift:
         return None
     asked, kept = request.drift, resume and resume.path.parent / GENERAL
     if kept and kept.is_file():
-        return general_text.read(kept, tokenizer, rows)
+        return _as_before(general_text.read(kept, tokenizer, rows), resume)
     if files := asked.general_files:
         division = getattr(data, "division", None)  # a stream has none
         trained_on = division and division.trained_on
-        return general_text.of_files(
+        found = general_text.of_files(
             files, request.data, tokenizer, asked.general_tokens, request.seed, rows=rows, trained_on=trained_on
         )
+        return _as_before(found, resume)
     if sharded:
         raise UserError("--general-data auto: with --fsdp no process has all of the weights, which writing takes; "
                         "give files of text or chats by --general-data")  # fmt: skip
@@ -77,9 +79,20 @@ def _find(run: PreparedRun, module: GraniteModule) -> GeneralText:
     # Of an adapter to start from the base's files say nothing: what is written with it is not kept for others.
     base = None if run.start else base_digest.record(run.request.base.name)
     asked, seed = run.request.drift, run.request.seed
-    return general_writing.general_text(
+    found = general_writing.general_text(
         module.language_model, run.tokenizer, asked.general_tokens, seed, run.console, base, _questions(run)
     )
+    return _as_before(found, run.resume)
+
+
+def _as_before(text: GeneralText, resume: Resume | None) -> GeneralText:
+    """The text, where it is the one that the checkpoint's run has had. Raises UserError."""
+    if resume and resume.general not in (None, text.digest):
+        raise UserError(
+            f"{resume.path.parent / GENERAL}: is not the general text that the run has had, which decides what each of "
+            "its steps is; restore the file, or start another run"
+        )
+    return text
 
 
 def _questions(run: PreparedRun) -> list[str]:

@@ -49,6 +49,11 @@ class Resume:
         """The state of ``ShannonControl``."""
         return self.state["callbacks"]["ShannonControl"]
 
+    @property
+    def general(self) -> str | None:
+        """``GeneralText.digest`` of the text that drift is held on; None where none is."""
+        return self.state["callbacks"].get("DriftMeter", {}).get("general")
+
 
 def holds_nan(state: Any) -> bool:
     """Whether one of the numbers of a state, outside of its tensors, is none: it may let a run fail at any time."""

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -83,10 +84,41 @@ def test_of_files_a_sample_is_taken_that_follows_its_seed_and_long_texts_are_cut
     assert whole.n_counted > first.n_counted and len(set(whole.documents)) == len(whole.documents)
 
 
+def test_all_pieces_of_a_text_are_in_one_part_and_copies_are_left_out(tmp_path, tokenizer):
+    """But of a single book."""
+    for number in range(20):  # of one to five pieces
+        lines = [f"book {number} line {line}" for line in range(60 * (1 + number % 5))]
+        (tmp_path / f"{number}.txt").write_text("\n".join(lines))
+
+    def books(part):
+        return {number for each in part for number in re.findall(r"book (\d+) line", tokenizer.decode(each.tokens))}
+
+    every = of_files([str(tmp_path)], DataConfig(), tokenizer, 10**6, 0)
+    parts = every.parts()
+    found = [books(part) for part in (parts.anchor, parts.steering, parts.held_out)]
+    assert sum(map(len, found)) == 20 == len(set().union(*found)) and all(found)
+    (tmp_path / "copy.txt").write_text((tmp_path / "4.txt").read_text() + "\n")
+    assert len(of_files([str(tmp_path)], DataConfig(), tokenizer, 10**6, 0).documents) == len(every.documents)
+    single = of_files([str(tmp_path / "4.txt")], DataConfig(), tokenizer, 10**6, 0)
+    assert len(set(single.documents)) == len(single.documents) >= 4 and books(single.parts().held_out) == {"4"}
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [("long.txt", "--general-tokens 1024: .*raise it"), ("head.jsonl", "--general-data .*head.jsonl: 0 texts")],
+)
+def test_too_little_text_is_told_by_what_gives_more(tmp_path, tokenizer, texts, words):
+    (tmp_path / "long.txt").write_text("\n".join(f"line {number}" for number in range(2000)))
+    GeneralText((), "auto").write(tmp_path / "head.jsonl", tokenizer)
+    with pytest.raises(UserError, match=words):
+        of_files([str(tmp_path / texts)], DataConfig(), tokenizer, 1024, 0)
+
+
 def test_what_was_written_is_read_again(tmp_path, tokenizer):
     text = of_files([jsonl(tmp_path / "chats.jsonl", CHATS)], DataConfig(), tokenizer, 700, 0)
     file = tmp_path / "general.jsonl"
     text.write(file, tokenizer)
+    assert read(file, tokenizer).digest == text.digest
     assert read(file, tokenizer) == text == of_files([str(file)], DataConfig(), tokenizer, 1, 0)
     assert json.loads(file.read_text().splitlines()[1])["text"].startswith("<|start_of_role|>user")
     with pytest.raises(UserError, match="another chat template"):

@@ -1,6 +1,7 @@
 """General text that is wrong for a run, which is told before a model is loaded."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
@@ -10,7 +11,9 @@ from granite_scu.config.settings import TINY_MODEL
 from granite_scu.data.tokens.templates import with_template
 from granite_scu.evaluation.general_text import Document, GeneralText
 from granite_scu.model.loading import load_tokenizer
+from granite_scu.training import general_data
 from granite_scu.training.recipe import prepare
+from granite_scu.training.resume import Resume
 
 ENDLESS = "{% for m in messages %}{{ '[' + m.role + '] ' + m.content + '\\n' }}{% endfor %}"
 """A chat template by which no turn ends."""
@@ -51,3 +54,16 @@ def test_it_is_told_before_a_model_is_loaded(asked, given, words, caplog):
     with pytest.raises(UserError, match=words):
         asked(given)
     assert ("of its 40 texts are trained on too" in caplog.text) == ("drift.general_data" in given and "chats" in words)
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_run_that_is_continued_takes_no_other_general_text(tmp_path, edited):
+    tokenizer, file = load_tokenizer(TINY_MODEL), tmp_path / "general.jsonl"
+    text = GeneralText(tuple(Document((1, number + 2), (False, True)) for number in range(2000)), "auto")
+    text.write(file, tokenizer)
+    if edited:
+        file.write_text(file.read_text().splitlines()[0] + "\n")
+    resume = Resume(tmp_path / "checkpoint-12", {"callbacks": {"DriftMeter": {"general": text.digest}}}, in_place=True)
+    request = Request.from_dotted({"data.path": str(tmp_path), "drift.max_drift": "2%"})
+    with pytest.raises(UserError, match=r"general.jsonl: is not the general text") if edited else nullcontext():
+        assert general_data.read(request, resume, None, tokenizer, None, sharded=False) == text

@@ -115,7 +115,8 @@ class DriftScoring:
             run = self.runs[name]
             assert run
             try:
-                text = general_text.read(run / GENERAL, self.tokenizer, len(model.get_input_embeddings().weight))
+                file, rows = run / GENERAL, len(model.get_input_embeddings().weight)
+                text = general_text.read(file, self.tokenizer, rows).check(str(file), "copy it again")
             except UserError as error:
                 console.print(f"{name}: drift is not measured: {error}", highlight=False, markup=False)
                 continue

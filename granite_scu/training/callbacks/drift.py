@@ -42,7 +42,7 @@ class DriftMeter(L.Callback):
         self.text, self.budget, self.padding = text, budget, padding
         self.low, self.high = bounds
         self.anchor_tokens, self.steering_tokens = anchor_tokens, steering_tokens
-        self.source = ""
+        self.source = self._digest = ""
         self._general: GeneralText | None = None  # between obtaining it and the start of training
         self.held: HeldDrift | None = None
         self._turns: dict[str, list] | None = None  # before a checkpoint
@@ -52,12 +52,13 @@ class DriftMeter(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
         # Before GracefulStop waits for the end of a step: the base model may write for minutes, which Ctrl-C ends.
         self._general = self.text(trainer, module)
+        self.source, self._digest = self._general.source, self._general.digest
 
     def on_train_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
         assert self._general
         general, self._general = self._general, None
         texts = general.batches(self.anchor_tokens, self.steering_tokens, self.padding)
-        self.source, turns = general.source, self._turns if trainer.global_step else None
+        turns = self._turns if trainer.global_step else None
         self.held = HeldDrift(module.as_trained(), texts, self.budget, turns)
         module.drift_gradient = self.held.gradient
 
@@ -126,7 +127,7 @@ class DriftMeter(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         turns = self.held.turns.state_dict() if self.held else self._turns or {}
-        return turns | {"stuck": self.stuck}
+        return turns | {"stuck": self.stuck, "general": self._digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._turns = {name: state[name] for name in ("latest", "ages")}

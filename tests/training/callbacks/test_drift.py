@@ -91,6 +91,7 @@ def test_where_lambda_can_rise_no_further_it_is_said_once_and_with_what_to_do(tr
     stuck = [record["step"] for record in held.records if record["lambda"] == 1.5]
     assert len(words) == 1 and words[0].startswith(f"step {stuck[2]}: ") and "--learning-rate" in words[0]
     assert len(stuck) > 5 and held.meter.state_dict()["stuck"] == 3
+    assert held.meter.state_dict()["general"] == general_text().digest, "by which a resumed run knows it again"
 
 
 @pytest.mark.parametrize(
