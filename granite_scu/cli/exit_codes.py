@@ -24,7 +24,7 @@ NOTHING_WRITTEN = "nothing was written"
 NOTHING_KEPT = "nothing is kept; start the same command again"
 HOW_TO_CONTINUE = (
     "steps since the last checkpoint are lost; where there is one, --resume-from-checkpoint last continues from it; "
-    "where there is none, the same command starts again"
+    "where there is none, the same command with --overwrite starts again"
 )
 
 OUTPUT = "standard output"

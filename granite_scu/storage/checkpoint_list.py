@@ -37,8 +37,8 @@ def check_there(folder: RunFolder, resume: str) -> None:
         UserError: a folder that is no checkpoint, or ``last`` where there is none.
     """
     if resume == LAST and not folder.checkpoints():
-        raise UserError(f"--resume-from-checkpoint {LAST}: {folder.path} holds no checkpoint; without the flag, or "
-                        f"with {AUTO}, training starts from its beginning")  # fmt: skip
+        raise UserError(f"--resume-from-checkpoint {LAST}: {folder.path} holds no checkpoint; with {AUTO} in "
+                        f"the place of {LAST} training starts from its beginning")  # fmt: skip
     if resume in (LAST, AUTO):
         return
     path = Path(resume).expanduser()

@@ -204,8 +204,8 @@ def fit(trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataModu
         raise
     except SystemExit as stop:  # Lightning's answer to Ctrl-C
         if checkpoint is None and not trainer.global_step:
-            line = "stopped by Ctrl-C before the first step: nothing was trained yet; the same command starts again"
-            raise Stopped(line, INTERRUPTED, alone=True) from stop
+            line = "stopped by Ctrl-C before the first step: nothing was trained yet; "
+            raise Stopped(f"{line}the same command with --overwrite starts again", INTERRUPTED, alone=True) from stop
         raise KeyboardInterrupt from stop
     except RuntimeError as error:
         if cause := _lost(error):

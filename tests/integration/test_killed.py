@@ -308,8 +308,13 @@ def test_a_run_whose_loader_is_killed_reads_the_rest_itself(whole, cut):
 @pytest.mark.parametrize(
     ("number", "place", "code", "words"),
     [
-        (signal.SIGTERM, "configure_model", 143, "where there is none, the same command starts again"),
-        (signal.SIGINT, "as_it_began", 130, "nothing was trained yet"),  # there general text is written
+        (signal.SIGTERM, "configure_model", 143, "where there is none, the same command with --overwrite"),
+        (
+            signal.SIGINT,
+            "as_it_began",
+            130,
+            "nothing was trained yet; the same command with --overwrite starts",
+        ),  # there general text is written
     ],
 )
 def test_a_signal_before_training_ends_the_run_at_once(cut, number, place, code, words):
