@@ -616,7 +616,7 @@ class ControlConfig(Group):
     ki: float | None = setting(None, rule=_POSITIVE)
     ema_alpha: float | str | None = setting(None, rule=_SHARE)
     deadband: float | None = setting(None, rule=_NOT_NEGATIVE)
-    lambda_init: float | None = setting(None, rule=_POSITIVE)
+    lambda_init: float | None = None
     lambda_min: float = setting(1e-6, rule=_POSITIVE)
     lambda_max: float = 1e6
     lambda_end: float | None = None
@@ -630,6 +630,8 @@ class ControlConfig(Group):
         low, high = self.lambda_min, self.lambda_max
         check(high <= 1e30, "--lambda-max", high, "must not exceed 1e30, which fp32 still holds")
         check(low <= high, "--lambda-max", high, f"must be at least --lambda-min, here {low:g}; give both")
+        first = self.lambda_init
+        check(first is None or first > 0, "--lambda-init", first, "must be positive")
         bounds = f"must lie in [{low:g}, {high:g}] (--lambda-min, --lambda-max)"
         for flag, value in (("--lambda-init", self.lambda_init), ("--lambda-end", self.lambda_end)):
             check(value is None or low <= value <= high, flag, value, bounds)

@@ -265,6 +265,14 @@ def test_a_run_outlives_its_console(whole, cut):
     assert same(whole(FLAGS), killing.outcome(cut.folder))
 
 
+@pytest.mark.slow
+def test_a_signal_in_a_validation_saves_what_came_before_it(whole, cut):
+    tell = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    assert cut.run(FLAGS, at_call("validation_step", 1, tell)) == 143
+    assert [path.name for path in RunFolder(cut.folder).checkpoints()] == ["checkpoint-2"]
+    assert same(whole(FLAGS), cut.finish(FLAGS))
+
+
 def test_slurms_signal_saves_and_puts_the_job_back_into_the_queue(cut, tmp_path, monkeypatch):
     asked = tmp_path / "asked"
     (tmp_path / "bin").mkdir()
@@ -318,6 +326,11 @@ def test_a_run_whose_loader_is_killed_reads_the_rest_itself(whole, cut):
     ],
 )
 def test_a_signal_before_training_ends_the_run_at_once(cut, number, place, code, words):
-    assert cut.run(DRIFT, at_call(place, 1, lambda: os.kill(os.getpid(), number))) == code
+    def tell():
+        if number == signal.SIGINT:  # which a shell's background job ignores
+            signal.signal(number, signal.default_int_handler)
+        os.kill(os.getpid(), number)
+
+    assert cut.run(DRIFT, at_call(place, 1, tell)) == code
     assert words in cut.log.read_text()
     assert RunFolder(cut.folder).checkpoints() == []
