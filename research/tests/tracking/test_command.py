@@ -96,7 +96,7 @@ def test_an_edited_text_is_another_run(tmp_path):
         (["lamda_min=1e-4"], "unknown flag --lamda-min: did you mean --lambda-min?"),
         (["control.kpp=2"], "control.kpp"),
         (["actuator=decoupled"], "--actuator decoupled: pi's first lambda"),
-        (["kp=2", "lambda_min=2", "lambda_max=1"], "--lambda-min 2.0: must not exceed --lambda-max 1"),
+        (["kp=2", "lambda_min=2", "lambda_max=1"], "--lambda-max 1.0: must be at least --lambda-min"),
         (["max_steps=100"], "--set: --max-steps is the grid's own; leave it out"),
         (["control.target_s=auto"], "--set: --target-s is the grid's own; leave it out"),
         (["output_dir=runs"], "--set: --output-dir is the grid's own; leave it out"),
