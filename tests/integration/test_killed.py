@@ -223,8 +223,9 @@ def test_a_disk_that_fills_up_inside_a_file_is_named(cut, most):
     ],
 )
 def test_a_signal_lets_the_step_end_and_saves_it(whole, cut, number, code):
-    # A background shell has its children ignore Ctrl-C, and they theirs.
-    child = cut.start(UNEVEN, lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    # A background shell has its children ignore Ctrl-C, nohup a hangup, and they theirs.
+    handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    child = cut.start(UNEVEN, lambda: signal.signal(number, handler))
     killing.until(lambda: killing.ticks(cut.folder) >= 1)
     os.killpg(child, number)  # loader processes too, as a terminal, torchrun and SLURM do
     assert killing.wait(child) == code

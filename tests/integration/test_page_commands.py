@@ -13,6 +13,7 @@ import test_pages
 from outcomes import done
 
 from granite_scu.cli import main
+from granite_scu.viz import control_plot
 
 ELSEWHERE = {
     "hf:owner/name": "needs the network",
@@ -20,6 +21,7 @@ ELSEWHERE = {
     "granite-4.0-h-tiny": "needs the network; test_experts trains a small one",
     "eval merged/ --model ibm-granite": "needs the network; test_eval_bpt scores a merged model",
     "--multi-gpu": "needs a GPU; tests/distributed has two processes",
+    "--max-drift": "takes three ticks; test_killed holds a budget",
     "--hardware gpu_t4": "fp16 needs a GPU under --test-run; tests/cli/test_config_layers.py plans every preset",
     "--logger": "test_loggers runs them",
     "eval runs/mine runs/mine/final": "final/ is there where another adapter validated best; test_eval_bpt has it",
@@ -84,6 +86,7 @@ def test_reasons_are_of_calls_that_are_there():
 @pytest.mark.slow
 def test_they_run(place, call):
     done(call, main.main, *shortened(("train", "--data-dir", "my_data/", "--output-dir", "runs/mine")))
+    done(call, control_plot.main, "runs/mine")  # no run of these tests draws
     shutil.copytree("runs/mine", "runs/demo")
     template = Path("runs/mine/chat_template.jinja").read_text()
     Path("mine.jinja").write_text(template + "{% if enable_thinking is defined and enable_thinking %}{% endif %}")
