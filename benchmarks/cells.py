@@ -94,5 +94,5 @@ def run_each(
         console.print(str(cell), highlight=False)
         line = asdict(cell) | run(cell, str(smollm2 if base == REAL else BASES.get(base, base)))
         with options.results.open("ab", buffering=0) as file:  # one write, for others may add lines at the same time
-            file.write((json.dumps(line) + "\n").encode())
+            file.write((json.dumps(line, separators=(",", ":")) + "\n").encode())
         console.print(f"    {line}", highlight=False)

@@ -22,7 +22,7 @@ from benchmarks import cells
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.cli.console import WIDE, make_console
 from granite_scu.config.errors import UserError
-from research.real.grid import STAGES, Cell, Stage, to_do
+from research.real.grid import STAGES, Cell, Line, Stage, to_do
 from research.workers import workers
 
 RESULTS = Path(__file__).parents[1] / "evidence" / "real" / "runs.jsonl"
@@ -63,8 +63,16 @@ def train(options: argparse.Namespace, shard: str) -> None:
     """Run the missing cells of a shard, one after the other in this process, which reads each base once."""
     from research.real.training import run
 
+    def here(cell: Cell, name: str) -> Line:
+        line = run(cell, name, options.results.parent, options.device)
+        told = (
+            (other.base, other.task) for other, of in cells.read(options.results, Cell.of).items() if "at_base" in of
+        )
+        if (cell.base, cell.task) in told:
+            line.pop("at_base", None)  # the same for all runs of a task: it is kept once
+        return line
+
     stage = of_shard(STAGES[options.stage], shard)
-    here = partial(run, folder=options.results.parent, device=options.device)
     ready = upcoming(stage, options.results, options.only)
     cells.run_each(ready, lambda cell: cell.base, here, options, make_console(width=WIDE))
 

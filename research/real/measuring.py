@@ -217,7 +217,8 @@ def _rows_of(records: list[Record], tokenizer: Any) -> list[Row]:
 
 
 def _nats_of(model: Any, rows: list[Row]) -> list[float]:
-    """Of each row the nats of its second part, in the order of the rows. Those of like length are read together."""
+    """Of each row the nats of its second part, in the order of the rows, to four digits. Those of like length are read
+    together."""
     by_length = sorted(range(len(rows)), key=lambda number: len(rows[number][0]) + len(rows[number][1]))
     found: dict[int, float] = {}
     at_once = 8 if next(model.parameters()).device.type == "cpu" else 64
@@ -225,4 +226,4 @@ def _nats_of(model: Any, rows: list[Row]) -> list[float]:
         [batch] = batches_of([rows[number] for number in numbers], at_once)
         for _, nats in each_batch(lambda input_ids, labels: token_nats(model, input_ids, labels), [batch], model=model):
             found |= dict(zip(numbers, nats.double().sum(1).tolist(), strict=True))
-    return [round(found[number], 3) for number in range(len(rows))]
+    return [float(f"{found[number]:.4g}") for number in range(len(rows))]
