@@ -53,7 +53,12 @@ def run(cell: Cell, name: str, folder: Path, device: str) -> Line:
         request = Request.from_dotted(
             settings(name, place, made, tokenizer, text, block, of_run, replayed)
             | of_arm(cell, files[0])
-            | {"trainer.limit_val_batches": len(parts.validation), "trainer.accelerator": device, "base.compile": False}
+            | {
+                "trainer.limit_val_batches": len(parts.validation),
+                "trainer.accelerator": device,
+                "base.compile": False,
+                "trainer.precision": "bf16-mixed",
+            }
         )
         callbacks = [measured, *([SmallToo()] if cell.arm == "both" else [])]
         request = replace(request, trainer=replace(request.trainer, callbacks=callbacks))
