@@ -1,11 +1,13 @@
-"""Training and scoring through Mamba-2 layers without the library's fused kernel.
+"""Mamba-2 layers without the library's fused kernel.
 
 With mamba-ssm installed, transformers' layer calls in training one fused function with
 ``self.out_proj.weight``, past whatever wraps ``out_proj``: a LoRA adapter there gets no gradient
-and a 4-bit weight is read as if it were a matrix. So the forward pass without a cache is replaced
-here, the one place where granite-scu reaches into a transformers model. It calls ``in_proj`` and
-``out_proj`` as modules, and between them whatever scan and convolution it was given (see ``kernels``).
-Generation (with a cache) keeps the library's forward.
+and a 4-bit weight is read as if it were a matrix. So the forward pass is replaced here, the one
+place where granite-scu reaches into a transformers model. It calls ``in_proj`` and ``out_proj`` as
+modules, and between them whatever scan and convolution it was given (see ``kernels``).
+
+Generation fills and reads transformers' cache. The library's forward is kept where it takes mamba-ssm's kernels,
+wants gradients, or gets several tokens behind others; else it would be the reference scan, many times as slow.
 """
 
 import importlib.metadata
@@ -17,11 +19,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import Cache
 
 from granite_scu.config.errors import UserError
 from granite_scu.model.mamba2.conv import causal_conv_silu
 from granite_scu.model.mamba2.norm import gated_norm, groups_of, is_gated_norm
-from granite_scu.model.mamba2.ssd import ssd_scan
+from granite_scu.model.mamba2.ssd import scan_next, ssd_scan, ssd_scan_with_state
 
 TESTED = "5.23.0"
 """The version of transformers in constraints.txt."""
@@ -52,11 +55,13 @@ class Kernels:
         scan: as ``ssd_scan``: (x, dt, a, b, c, d, seq_idx=None) -> (batch, time, heads, head_dim), dt after softplus
             and clamping.
         conv: ((batch, time, channels), the layer's convolution, seq_idx=None) -> the same shape, causal and after SiLU.
+        generates: whether the library's own forward takes them where there is a cache.
     """
 
     name: str
     scan: Callable[..., Tensor]
     conv: Callable[..., Tensor]
+    generates: bool = False
 
 
 def activated_conv(inputs: Tensor, conv: nn.Conv1d, seq_idx: Tensor | None = None) -> Tensor:
@@ -83,7 +88,7 @@ def layers_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def install(model: nn.Module, kernels: Kernels = TORCH, is_gated: Callable[[nn.Module], bool] = is_gated_norm) -> int:
-    """Replace the cache-free forward of every Mamba-2 layer in ``model``; returns how many.
+    """Replace the forward of every Mamba-2 layer in ``model``; returns how many.
 
     Args:
         model: whose layers it is done to.
@@ -141,11 +146,16 @@ def kernels_in_use(model: nn.Module) -> Kernels | None:
 
 def _forward(library_forward, kernels: Kernels):
     def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
-        if cache_params is not None:
+        if cache_params is None:
+            return mix(self, hidden_states, attention_mask, kernels, kwargs.get("seq_idx"))
+        goes_on = cache_params.has_previous_state(self.layer_idx)
+        if kernels.generates or torch.is_grad_enabled() or (goes_on and hidden_states.shape[1] > 1):
             return library_forward(
                 self, hidden_states, cache_params=cache_params, attention_mask=attention_mask, **kwargs
             )
-        return mix(self, hidden_states, attention_mask, kernels, kwargs.get("seq_idx"))
+        if goes_on:
+            return _mix_next(self, hidden_states, cache_params)
+        return mix(self, hidden_states, attention_mask, kernels, cache=cache_params)
 
     return forward
 
@@ -156,6 +166,7 @@ def mix(
     attention_mask: Tensor | None = None,
     kernels: Kernels = TORCH,
     seq_idx: Tensor | None = None,
+    cache: Cache | None = None,
 ) -> Tensor:
     """A Mamba-2 mixer over whole sequences.
 
@@ -165,27 +176,61 @@ def mix(
         attention_mask: (batch, time), zero where padded; None when nothing before a token is padding.
         kernels: the scan and the convolution.
         seq_idx: (batch, time) numbers of documents that do not see one another, as ``runs_of`` counts them.
+        cache: gets the states behind the last token; the scan is ours then, and without gradients.
 
     Returns:
         (batch, time, hidden) outputs in the dtype of ``hidden``.
     """
-    batch, time, _ = hidden.shape
-    groups_state = layer.n_groups * layer.ssm_state_size
     hidden = _zero_padding(hidden, attention_mask)
-    gate, conv_in, dt = layer.in_proj(hidden).split([layer.intermediate_size, layer.conv_dim, layer.num_heads], -1)
+    gate, conv_in, dt = _projected(layer, hidden)
     conv_out = _zero_padding(kernels.conv(conv_in, layer.conv1d, seq_idx=seq_idx), attention_mask)
+    inputs = _of_scan(layer, conv_out, dt)
+    if cache is None:
+        y = kernels.scan(*inputs, layer.D, seq_idx=seq_idx)
+    else:
+        y, state = ssd_scan_with_state(*inputs, layer.D)
+        cache.update_recurrent_state(state, layer.layer_idx)
+        missing = layer.conv1d.kernel_size[0] - hidden.shape[1]
+        _update_window(layer, F.pad(conv_in, (0, 0, missing, 0)) if missing > 0 else conv_in, cache)
+    return layer.out_proj(_norm(layer.norm, y.flatten(2), gate, hidden.dtype))
+
+
+def _mix_next(layer: nn.Module, hidden: Tensor, cache: Cache) -> Tensor:
+    """As ``mix``, of one further token (batch, 1, hidden) behind those whose states the cache has."""
+    gate, conv_in, dt = _projected(layer, hidden)
+    window, conv = _update_window(layer, conv_in, cache), layer.conv1d
+    summed = (window.float() * conv.weight.squeeze(1)).sum(-1)
+    conv_out = F.silu(summed if conv.bias is None else summed + conv.bias).to(conv_in.dtype)
+    x, dt, a, b, c = _of_scan(layer, conv_out, dt.squeeze(1))
+    y = scan_next(_state_in(cache, layer.layer_idx), x, dt, a, b, c, layer.D)
+    return layer.out_proj(_norm(layer.norm, y.flatten(1)[:, None], gate, hidden.dtype))
+
+
+def _projected(layer: nn.Module, hidden: Tensor) -> tuple[Tensor, ...]:
+    """The gate, what the convolution gets, and the step sizes before softplus."""
+    return layer.in_proj(hidden).split([layer.intermediate_size, layer.conv_dim, layer.num_heads], -1)
+
+
+def _of_scan(layer: nn.Module, conv_out: Tensor, dt: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """x, dt, a, b and c as ``ssd_scan`` takes them."""
+    groups_state = layer.n_groups * layer.ssm_state_size
     x, b, c = conv_out.split([layer.intermediate_size, groups_state, groups_state], -1)
     dt = F.softplus(dt.float() + layer.dt_bias.float()).clamp(*layer.time_step_limit)
-    y = kernels.scan(
-        x.view(batch, time, layer.num_heads, layer.head_dim),
-        dt,
-        -layer.A_log.float().exp(),
-        b.view(batch, time, layer.n_groups, -1),
-        c.view(batch, time, layer.n_groups, -1),
-        layer.D,
-        seq_idx=seq_idx,
-    )
-    return layer.out_proj(_norm(layer.norm, y.flatten(2), gate, hidden.dtype))
+    b, c = (t.unflatten(-1, (layer.n_groups, -1)) for t in (b, c))
+    return x.unflatten(-1, (layer.num_heads, -1)), dt, -layer.A_log.float().exp(), b, c
+
+
+def _update_window(layer: nn.Module, conv_in: Tensor, cache: Cache) -> Tensor:
+    """The last inputs of the convolution, (batch, channels, width), which the cache has from now on."""
+    width = layer.conv1d.kernel_size[0]
+    inputs = conv_in[:, -width:].transpose(1, 2)
+    return cache.update_conv_state(inputs, layer.layer_idx, conv_kernel_size=width)[..., -width:]
+
+
+def _state_in(cache: Cache, layer_idx: int) -> Tensor:
+    """The state of a layer's scan, (batch, heads, head_dim, state), which is written to."""
+    states = cache.layers[layer_idx].recurrent_states
+    return states if isinstance(states, Tensor) else states[0]  # older versions of transformers have one
 
 
 def _norm(norm: nn.Module, y: Tensor, gate: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,6 +14,7 @@ The weights of the convolution are frozen: it has a gradient of its inputs alone
 import functools
 import importlib.metadata
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -65,9 +66,9 @@ def mamba_ssm() -> Kernels:
     _scans(PACKAGES)
     name = f"{named('mamba-ssm')}'s Triton kernels"
     if version_of("causal-conv1d") is None:
-        return Kernels(name, partial(_mamba_scan, PACKAGES), activated_conv)
+        return Kernels(name, partial(_mamba_scan, PACKAGES), activated_conv, generates=True)
     _convolutions(PACKAGES)
-    return kernels_of(PACKAGES, f"{name} and {named('causal-conv1d')}")
+    return replace(kernels_of(PACKAGES, f"{name} and {named('causal-conv1d')}"), generates=True)
 
 
 def from_hub() -> Kernels:

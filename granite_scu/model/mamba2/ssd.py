@@ -61,6 +61,47 @@ def ssd_scan(
         (batch, time, heads, head_dim) outputs in fp32 (fp64 for fp64 inputs). Decays, sums and the carried state are
         never less than fp32.
     """
+    inputs = _in_chunks(x, dt, a, b, c, d, chunk, seq_idx)
+    with torch.autocast(x.device.type, enabled=False):
+        y = _Scan.apply(*inputs)
+    return y.flatten(1, 2).flatten(2, 3)[:, : x.shape[1]]
+
+
+def ssd_scan_with_state(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """As ``ssd_scan``, without gradients: its outputs, and the state behind the last token.
+
+    Returns:
+        (batch, time, heads, head_dim) and (batch, heads, head_dim, state), both in fp32 (fp64 for fp64 inputs).
+    """
+    inputs = _in_chunks(x, dt, a, b, c, d, None, None)
+    with torch.autocast(x.device.type, enabled=False), torch.no_grad():
+        y, _, state = _Scan._forward(*inputs)
+    state = state.unflatten(-1, (-1, x.shape[-1])).permute(0, 1, 3, 4, 2).flatten(1, 2)
+    return y.flatten(1, 2).flatten(2, 3)[:, : x.shape[1]], state.contiguous()
+
+
+def scan_next(state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    """A further token of ``ssd_scan_with_state``, without its axis of time.
+
+    Args:
+        state: (batch, heads, head_dim, state), contiguous, which is written to.
+        x, dt, a, b, c, d: as of ``ssd_scan``.
+
+    Returns:
+        (batch, heads, head_dim) in the dtype of the state.
+    """
+    x, b, c = (t.to(state.dtype) for t in (x, b, c))
+    state.mul_((dt * a).exp()[..., None, None])
+    of_groups = state.unflatten(1, (b.shape[1], -1))  # (batch, groups, heads, head_dim, state), the same memory
+    of_groups.addcmul_((x * dt.unsqueeze(-1)).unflatten(1, (b.shape[1], -1)).unsqueeze(-1), b[:, :, None, None])
+    y = c.unsqueeze(2) @ of_groups.flatten(2, 3).mT  # in this order: PyTorch multiplies by a vector on the right slowly
+    return y.view(x.shape).addcmul_(x, d.unsqueeze(-1))
+
+
+def _in_chunks(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, chunk: int | None, seq_idx: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """The arguments of ``ssd_scan`` as ``_Scan`` takes them, the last chunk padded."""
     time, groups = x.shape[1], b.shape[2]
     if time < 1 or (chunk is not None and chunk < 1):
         raise ValueError(f"a scan of {time} tokens in chunks of {chunk}: both must be at least 1")
@@ -75,9 +116,7 @@ def ssd_scan(
     x, dt, a, d = (t.unflatten(-2 if t is x else -1, (groups, -1)) for t in (x, dt, a, d))
     x, dt, b, c = (t.unflatten(1, (-1, chunk)) for t in (x.to(dtype), dt.to(wide), b.to(dtype), c.to(dtype)))
     runs = None if runs is None else runs.unflatten(1, (-1, chunk))
-    with torch.autocast(device, enabled=False):
-        y = _Scan.apply(x, dt, a.to(wide), b, c, d.to(wide), runs)
-    return y.flatten(1, 2).flatten(2, 3)[:, :time]
+    return x, dt, a.to(wide), b, c, d.to(wide), runs
 
 
 class _Scan(torch.autograd.Function):
@@ -91,6 +130,15 @@ class _Scan(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, runs: Tensor | None
     ) -> Tensor:
+        y, starts, _ = _Scan._forward(x, dt, a, b, c, d, runs)
+        ctx.save_for_backward(x, dt, a, b, c, d, starts, runs)
+        return y
+
+    @staticmethod
+    def _forward(
+        x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, runs: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The outputs, the states at the chunks' starts (Z, K, G, N, H P), and the one that is carried at the end."""
         decays, unit = _decays(dt, a, runs), UNITS.get(x.dtype, 1.0)
         y = x.new_empty(x.shape, dtype=dt.dtype)
         starts = x.new_empty(*x.shape[:2], a.shape[0], b.shape[-1], a.shape[1] * x.shape[-1])
@@ -109,8 +157,7 @@ class _Scan(torch.autograd.Function):
             across = (c_ @ starts[:, span]).unflatten(-1, x.shape[-2:])
             across = _times(across * decay.from_start.unsqueeze(-1), 1 / unit)
             y = put(y, span, _by_group(across.add_(within.transpose(3, 4))))
-        ctx.save_for_backward(x, dt, a, b, c, d, starts, runs)
-        return y
+        return y, starts, carried
 
     @staticmethod
     @once_differentiable

@@ -1,5 +1,6 @@
 """The replaced Mamba-2 forward against the library's own, on the embedded model."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,12 +44,12 @@ def test_every_mamba_layer_of_the_embedded_model_is_replaced(library_model):
     assert mamba.install(library_model) == library_model.config.layer_types.count("linear_attention") == 4
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_the_logits_and_gradients_are_those_of_the_library(library_model, model, tokens, training):
+@pytest.mark.parametrize(("training", "fills_a_cache"), [(False, False), (True, False), (True, True)])
+def test_the_logits_and_gradients_are_those_of_the_library(library_model, model, tokens, training, fills_a_cache):
     results = []
     for each in (library_model, model):
         each.train(training).requires_grad_(True)
-        logits = logits_of(each, tokens)
+        logits = each(input_ids=tokens, use_cache=fills_a_cache).logits
         F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
         results.append((logits.detach(), {name: p.grad for name, p in each.named_parameters()}))
     (library_logits, library_gradients), (logits, gradients) = results
@@ -73,14 +74,41 @@ def test_the_library_alone_would_call_the_fused_kernel(library_model, tokens, fo
         logits_of(library_model.train(), tokens)
 
 
-def test_generation_with_a_cache_runs_the_librarys_forward(model, tokens, monkeypatch):
-    def ours(*args):
-        raise AssertionError("the cache-free forward was called")
+@pytest.mark.parametrize("length", [2, 66])  # shorter than the convolution, and longer than a chunk
+def test_with_a_cache_each_token_has_the_librarys_logits_behind_padding_too(library_model, model, tokens, length):
+    mask, found = torch.ones_like(tokens), []
+    mask[0, : length - 1] = 0
+    for each in (library_model, model):
+        cache, at, logits = None, slice(0, length), []
+        for end in range(length + 1, length + 5):
+            with torch.no_grad():
+                out = each.eval()(tokens[:, at], mask[:, : end - 1], past_key_values=cache, use_cache=True)
+            logits.append(out.logits[:, -1])
+            cache, at = out.past_key_values, slice(end - 1, end)
+        found.append(torch.stack(logits))
+    assert (found[1] - found[0]).norm() < rounding(OF_EMBEDDED) * found[0].norm()
 
-    monkeypatch.setattr(mamba, "mix", ours)
+
+@pytest.mark.parametrize("has_kernels", [False, True])
+def test_generation_takes_the_librarys_forward_where_that_has_mamba_ssms_kernels(
+    model, tokens, monkeypatch, has_kernels
+):
+    calls = []
+    monkeypatch.setattr(modeling.GraniteMoeHybridMambaLayer, "forward", forward_told_of(calls))
+    mamba.install(model, replace(mamba.TORCH, generates=has_kernels))
     model.eval().generate(tokens[:1, :9], max_new_tokens=2, do_sample=False, eos_token_id=None)
-    with pytest.raises(AssertionError, match="cache-free"):
-        logits_of(model, tokens)
+    assert len(calls) == (2 * 4 if has_kernels else 0)
+
+
+def forward_told_of(calls):
+    """The library's own forward, with a call more in the list each time."""
+    library = modeling.GraniteMoeHybridMambaLayer.forward
+
+    def forward(layer, hidden_states, cache_params=None, attention_mask=None, **kwargs):
+        calls.append(layer)
+        return library(layer, hidden_states, cache_params, attention_mask, **kwargs)
+
+    return forward
 
 
 @pytest.mark.parametrize("field", ["dt_bias", "D", "norm", "time_step_limit", "num_heads"])
