@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from granite_scu.config.settings import IGNORED
-from granite_scu.model.document_mask import isolating
+from granite_scu.model.attention import isolating
 from granite_scu.model.loss import CHUNKED_TYPES, chunk_on, hidden_states, logits_into, summed_cross_entropy
 
 BUFFERS = 4

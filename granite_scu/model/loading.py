@@ -28,6 +28,7 @@ from granite_scu.config import own_python
 from granite_scu.config.errors import UserError
 from granite_scu.config.progress import tracked
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
+from granite_scu.model.attention import CPU_ATTENTION
 from granite_scu.model.base_files import (
     check_finite,
     check_kind,
@@ -165,7 +166,7 @@ def choose_attention(config: PretrainedConfig, asked: str, taken: str) -> str:
         UserError: the model lacks what was asked for.
     """
     taken = "sdpa" if taken == "auto" else taken
-    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    kind = _class_of(config)
     flash = getattr(kind, "_compatible_flash_implementations", None) or [FLASH]  # what a class names is all it takes
     lacking = {"sdpa": not getattr(kind, "_supports_sdpa", True), FLASH: FLASH not in flash}
     if not lacking.get(taken):
@@ -176,6 +177,16 @@ def choose_attention(config: PretrainedConfig, asked: str, taken: str) -> str:
             f"--attn {asked}: transformers has no such attention for {config.model_type} models; use --attn {instead}"
         )
     return instead
+
+
+def attention_on(device: torch.device, config: PretrainedConfig, attention: str) -> str:
+    """What transformers is told for an attention of ``choose_attention``: a CPU has one that is faster than SDPA's."""
+    replaceable = getattr(_class_of(config), "_supports_attention_backend", False)
+    return CPU_ATTENTION if attention == "sdpa" and device.type == "cpu" and replaceable else attention
+
+
+def _class_of(config: PretrainedConfig) -> type | None:
+    return AutoModelForCausalLM._model_mapping.get(type(config), None)
 
 
 def load_model(
@@ -194,7 +205,7 @@ def load_model(
             they are insisted on.
     """
     attention = choose_attention(known_config(config.name), config.attention, attention)
-    kwargs: dict = {"dtype": dtype, "attn_implementation": attention}
+    kwargs: dict = {"dtype": dtype, "attn_implementation": attention_on(device, known_config(config.name), attention)}
     if config.quantize_4bit:
         if find_spec("bitsandbytes") is None:
             raise UserError("--4bit-quantization: bitsandbytes is not installed; pip install 'granite-scu[quant]'")

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from granite_scu.config.settings import IGNORED
-from granite_scu.model.document_mask import isolating
+from granite_scu.model.attention import isolating
 from granite_scu.model.mamba2.tiling import kind_of
 
 

@@ -82,6 +82,7 @@ def measure(config: PretrainedConfig, setting: memory.Setting) -> Pace:
     config.vocab_size, config.pad_token_id = min(rows, ROWS), None
     attention = loading.choose_attention(config, "auto", "eager" if setting.base.attention == "eager" else "sdpa")
     with torch.device("meta"):
+        attention = loading.attention_on(loading.CPU, config, attention)
         model = AutoModelForCausalLM.from_config(config, dtype=setting.dtype, attn_implementation=attention)
         chosen, left_out = memory.cut(model)
         layers = list(decoder_layers(model) or [])

@@ -13,7 +13,7 @@ from granite_scu.control.diagnostics.reachability import OTHER_WAYS
 from granite_scu.control.laws.auto import FREE, SHORT, START
 from granite_scu.control.slopes import micro_batches_read
 from granite_scu.control.units import counted, per_cent
-from granite_scu.model.document_mask import can_isolate
+from granite_scu.model.attention import can_isolate
 from granite_scu.model.loading import announce_kernels, known_config, max_positions, untested
 from granite_scu.storage.recording import recorded_weight
 from granite_scu.training.prepared_run import PreparedRun

@@ -10,7 +10,7 @@ FILES = {
     "mamba2/conv.py": "convolution",
     "mamba2/norm.py": "gated norm",
     "model/loss.py": "loss",
-    "model/document_mask.py": "masks",
+    "model/attention.py": "masks",
     "model/adapters.py": "LoRA",
     "tuners/lora/layer.py": "LoRA",
 }

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from granite_scu.config.errors import RunFailed
 from granite_scu.config.settings import IGNORED
 from granite_scu.control.slopes import SlopeSensor
-from granite_scu.model import loss
+from granite_scu.model import loading, loss
 from granite_scu.training.module import GraniteModule, schedule
 
 RATE = 0.05
@@ -576,6 +576,7 @@ def test_nothing_waits_for_the_device_between_ticks(
     make_module, fit, make_batches, poison, monkeypatch, way, documents
 ):
     monkeypatch.setattr(loss, "_worth_selecting", lambda labels: None)  # a CPU alone selects
+    monkeypatch.setattr(loading, "attention_on", lambda device, config, attention: attention)  # nor reads its masks
     waits = Waits()
 
     class Watch(L.Callback):
