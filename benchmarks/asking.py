@@ -10,20 +10,18 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.learning_rates_data import GENERAL, KNOWN, Lesson, Record, is_known
-from granite_scu.config.sampling import Sampling
-from granite_scu.config.settings import IGNORED
+from granite_scu.config.settings import IGNORED, SEED
 from granite_scu.data.blocks.packing import padding_of
 from granite_scu.data.tokens.encoding import beginning
-from granite_scu.evaluation.answers import ends_of, greedy
-from granite_scu.evaluation.generate import stream, tokenized
+from granite_scu.evaluation.answers import Noise, continuations, ends_of
+from granite_scu.evaluation.generate import tokenized
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model.loss import summed_nats
 
 NEW_TOKENS = {"facts": 24, "style": 40, "format": 56}
 """Tokens of an answer to the held-out questions, at most."""
 
-DRAWN = Sampling(max_new_tokens=48, temperature=1.0)
-KNOWN_TOKENS = 20
+DRAWN_TOKENS, KNOWN_TOKENS = 48, 20
 
 
 def write(records: Iterable[Record], path: Path) -> Path:
@@ -100,10 +98,13 @@ def known_answers(model: Any, tokenizer: Any, base: Elsewhere) -> dict[str, Any]
     }
 
 
-def answers(model: Any, tokenizer: Any, questions: list[str], new_tokens: int) -> list[str]:
-    """What a model answers to each question of a chat, at temperature 0."""
+def answers(
+    model: Any, tokenizer: Any, questions: Sequence[str], new_tokens: int, noise: Noise | None = None
+) -> list[str]:
+    """What a model answers to each question of a chat: the likeliest, or a draw."""
     prompts = [tokenized(tokenizer, question, chat=True)["input_ids"][0].tolist() for question in questions]
-    found = greedy(model, prompts, new_tokens, ends_of(model, tokenizer, []), padding_of(tokenizer))
+    ends = ends_of(model, tokenizer, [])
+    found = continuations(model, prompts, new_tokens, ends, padding_of(tokenizer), noise=noise)
     return tokenizer.batch_decode(found, skip_special_tokens=True)
 
 
@@ -114,12 +115,8 @@ def answers_to_known(model: Any, tokenizer: Any) -> list[str]:
 
 def drawn_answers(model: Any, tokenizer: Any) -> list[str]:
     """An answer to each general question, drawn from the model as it is, so that bits on them are an entropy."""
-    found = []
-    for question in GENERAL:
-        pieces: list[str] = []
-        stream(model, tokenizer, tokenized(tokenizer, question, chat=True), DRAWN, pieces.append)
-        found.append("".join(pieces))
-    return found
+    noise = Noise(torch.Generator(model.device).manual_seed(SEED))
+    return answers(model, tokenizer, GENERAL, DRAWN_TOKENS, noise)
 
 
 def predicted(model: Any, tokenizer: Any, said: Iterable[tuple[str, str]]) -> Score:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional as F
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
@@ -25,8 +26,9 @@ from granite_scu.model.adapters import Switch
 
 T = TypeVar("T")
 
-BATCH = 8
-"""Questions that are answered at the same time. On a CPU more are no faster; on a GPU thirty take seconds anyway."""
+BATCH = 16
+"""Questions that are answered at the same time. On a CPU 32 take a sixth less time each, and where the time runs out in
+a batch none of it is answered; on a GPU thirty take seconds anyway."""
 
 MAX_TOKENS = 16_384
 """Of the questions and answers of a batch: what their keys and values take is small beside what training took."""
@@ -288,8 +290,14 @@ def greedy(
     return found
 
 
+_TOGETHER = 256
+"""Tokens of which one is drawn together: about the root of a vocabulary."""
+
+
 class Noise(LogitsProcessor):
     """Makes the likeliest token a draw at temperature 1, by Gumbel noise from a generator of its own.
+
+    First some tokens are drawn together, then one of them: noise for each token would take longer than a small model.
 
     Args:
         generator: on the device of the model.
@@ -299,8 +307,15 @@ class Noise(LogitsProcessor):
         self.generator = generator
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        waiting = torch.empty_like(scores, dtype=torch.float32).exponential_(generator=self.generator)
-        return scores.float() - waiting.clamp_min(torch.finfo(torch.float32).tiny).log()
+        whole = F.pad(scores.float(), (0, -scores.shape[1] % _TOGETHER), value=-math.inf)
+        some = whole.unflatten(1, (-1, _TOGETHER))
+        which = self._drawn(some.logsumexp(2))
+        one = self._drawn(some.take_along_dim(which.unsqueeze(2), 1).squeeze(1))
+        return torch.full_like(scores, -math.inf).scatter(1, which * _TOGETHER + one, 0.0)
+
+    def _drawn(self, scores: torch.Tensor) -> torch.Tensor:
+        waiting = torch.empty_like(scores).exponential_(generator=self.generator)
+        return (scores - waiting.clamp_min(torch.finfo(scores.dtype).tiny).log()).argmax(1, keepdim=True)
 
 
 def continuations(
@@ -339,16 +354,22 @@ def continuations(
     # What a model's own settings may have is overruled: they are for draws, or keep words from being said again.
     plain = {"do_sample": False, "num_beams": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 50}
     plain |= {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
-    found = model.generate(
-        input_ids=ids.to(model.device),
-        attention_mask=mask.to(model.device),
-        max_new_tokens=most,
-        eos_token_id=list(ends),
-        pad_token_id=padding,
-        max_time=None if math.isinf(seconds) else seconds,
-        logits_processor=LogitsProcessorList([noise] if noise else []),
-        **plain,
-    )[:, time_of_prompt:].tolist()
+    # The last states are a slice of all: PyTorch would copy the head's weights for each row that it multiplies by them.
+    head = model.get_output_embeddings()
+    hook = head.register_forward_pre_hook(lambda _, given: (given[0].contiguous(), *given[1:]))
+    try:
+        found = model.generate(
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            max_new_tokens=most,
+            eos_token_id=list(ends),
+            pad_token_id=padding,
+            max_time=None if math.isinf(seconds) else seconds,
+            logits_processor=LogitsProcessorList([noise] if noise else []),
+            **plain,
+        )[:, time_of_prompt:].tolist()
+    finally:
+        hook.remove()
     stops = (next((at + 1 for at, token in enumerate(row) if token in ends), len(row)) for row in found)
     return [row[:stop] for row, stop in zip(found, stops, strict=True)]
 

@@ -46,7 +46,7 @@ MIN_BITS = 0.1
 """More bits per token that count as lost, where their interval is above 0: a choice, by which a right word is 7 % less
 likely. Less is a difference in style, which paired questions show however small it is."""
 
-DRIFT_ON = 2 * BATCH
+DRIFT_ON = 16
 """Answers on which drift is read: of SmolLM2 some 300 tokens, 1.5 % of the time of a run on a hundred chats."""
 
 READ_AT_ONCE = 1024

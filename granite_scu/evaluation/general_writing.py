@@ -128,7 +128,7 @@ def place_of(
         "base": sorted(str(each["sha256"]) for each in base["files"].values()),
         "tokenizer": hashlib.sha256(backend_of(tokenizer).to_str().encode()).hexdigest(),
         "template": templates.checksum(tokenizer),
-        "how": [tokens, seed, BATCH, MAX_OF_QUESTION, MAX_OF_TEXT, *openings],
+        "how": ["by blocks", tokens, seed, BATCH, MAX_OF_QUESTION, MAX_OF_TEXT, *openings],
     }
     with suppress(RuntimeError):  # this user has no home folder
         return cache_folder() / f"general-{digest_of(facts)}.jsonl"

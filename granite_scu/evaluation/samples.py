@@ -5,12 +5,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from granite_scu.data.blocks.packing import Blocks
-from granite_scu.evaluation.generate import Sampling, stream
+from granite_scu.config.sampling import Sampling
+from granite_scu.data.blocks.packing import Blocks, padding_of
+from granite_scu.evaluation.answers import continuations, ends_of
 
 _LENGTH, _MAX_LENGTH, _MIN_REST = 32, 256, 8
 """Tokens: of a text's opening; of the longest that is taken of a chat; and what has to follow it."""
@@ -92,17 +92,16 @@ def sample(
         without_adapter: the context in which the model is its base.
     """
 
-    def continued(opening: Opening) -> str:
-        ids = torch.from_numpy(opening.tokens.astype(np.int64)).unsqueeze(0)
-        pieces: list[str] = []
-        stream(model, tokenizer, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, SAMPLING, pieces.append)
-        return "".join(pieces)
+    if not openings:
+        return []
+    prompts, ends = [opening.tokens.tolist() for opening in openings], ends_of(model, tokenizer, [])
 
-    found = []
-    for opening in openings:
-        with without_adapter():
-            base = continued(opening)
-        rest = opening.rest[: SAMPLING.max_new_tokens]
-        document = tokenizer.decode(rest, skip_special_tokens=True)
-        found.append(Sample(tokenizer.decode(opening.tokens), document, base, continued(opening)))
-    return found
+    def continued() -> list[str]:
+        found = continuations(model, prompts, SAMPLING.max_new_tokens, ends, padding_of(tokenizer))
+        return tokenizer.batch_decode(found, skip_special_tokens=True)
+
+    with without_adapter():
+        base = continued()
+    documents = [opening.rest[: SAMPLING.max_new_tokens] for opening in openings]
+    texts = tokenizer.batch_decode(prompts), tokenizer.batch_decode(documents, skip_special_tokens=True)
+    return [Sample(*each) for each in zip(*texts, base, continued(), strict=True)]

@@ -173,9 +173,7 @@ class Asked:
         """Its answers to general questions, drawn once, and to those that have a known answer."""
         with once(file):
             if not file.is_file():
-                with torch.random.fork_rng():
-                    torch.manual_seed(0)
-                    said = list(zip(GENERAL, drawn_answers(self.model, self.tokenizer), strict=True))
+                said = list(zip(GENERAL, drawn_answers(self.model, self.tokenizer), strict=True))
                 found = {"said": said, "known": answers_to_known(self.model, self.tokenizer)}
                 with replacing(file) as temporary:
                     temporary.write_text(json.dumps(found), encoding="utf-8")

@@ -9,20 +9,23 @@ from granite_scu.evaluation.samples import SAMPLING, Opening, sample
 
 
 def test_each_model_says_what_it_says_when_asked_by_generate(model, tokenizer):
-    text, rest = "def read(path):\n    ", '"""Read a file."""'
-    tokens, following = (np.array(tokenizer(words)["input_ids"], np.int32) for words in (text, rest))
-    (found,) = sample(model.get_base_model(), tokenizer, [Opening(tokens, following)], model.disable_adapter)
+    texts, rest = ["def read(path):\n    ", "The state of a Mamba-2 layer "], '"""Read a file."""'
+    rows = [np.array(tokenizer(words)["input_ids"], np.int32) for words in (*texts, rest)]
+    openings = [Opening(row, rows[-1]) for row in rows[:-1]]
+    found = sample(model.get_base_model(), tokenizer, openings, model.disable_adapter)
 
-    def asked() -> str:
+    def asked(text: str) -> str:
         pieces: list[str] = []
         inputs = generation.tokenized(tokenizer, text, chat=False)
         generation.stream(model.get_base_model(), tokenizer, inputs, SAMPLING, pieces.append)
         return "".join(pieces)
 
-    with model.disable_adapter():
-        assert found.base == asked()
-    assert found.adapter == asked() != found.base
-    assert (found.prompt, found.document) == (text, rest)
+    assert [each.prompt for each in found] == texts
+    for each in found:
+        with model.disable_adapter():
+            assert each.base == asked(each.prompt)
+        assert each.adapter == asked(each.prompt) != each.base
+        assert each.document == rest
 
 
 def test_without_a_document_nothing_is_asked(model, tokenizer):
