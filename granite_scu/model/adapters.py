@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import peft
 import torch
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora import layer as lora_layers
 from peft.tuners.lora.layer import LoraVariant, ParamWrapper
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from granite_scu.model import experts
 from granite_scu.model.adapter_files import check_config, factor_names, is_of_experts, modules_of
 from granite_scu.model.description_length import LowRankUpdate
 from granite_scu.model.loading import load_model
-from granite_scu.model.mamba2.tiling import kind_of
+from granite_scu.model.mamba2.tiling import kind_of, product
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, WEIGHTS
 
 ADAPTER = "default"
@@ -265,10 +266,12 @@ class _Added(torch.autograd.Function):
 
 def _can_be_joined(module: Any, dropout: nn.Module, dtype: torch.dtype) -> bool:
     """Whether a layer is a plain frozen product with the same inputs as its only active adapter."""
-    base = module.base_layer
-    is_plain = type(base) is nn.Linear and base.bias is None and not base.weight.requires_grad
     is_alone = len(module.active_adapters) == 1 and isinstance(dropout, nn.Identity)
-    return is_plain and is_alone and base.weight.dtype == dtype
+    return _is_plain(module.base_layer) and is_alone and module.base_layer.weight.dtype == dtype
+
+
+def _is_plain(base: nn.Module) -> bool:
+    return type(base) is nn.Linear and base.bias is None and not base.weight.requires_grad
 
 
 class _Joined(torch.autograd.Function):
@@ -322,12 +325,76 @@ def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     return (left @ right).to(dtype)
 
 
+class _Linear(lora_layers.Linear):
+    """PEFT's layer, which on a CPU takes all of its products in one step of autograd.
+
+    It is PEFT's in every other respect, and wherever an adapter is merged, has dropout, or is not alone.
+    """
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        weight, dtype = self.base_layer.weight, x.dtype
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+        names = [] if self.disable_adapters else self.active_adapters
+        plain = x.device.type == "cpu" and dtype == weight.dtype and not torch.compiler.is_compiling()
+        if not plain or args or kwargs or self.merged or len(names) > 1 or not all(map(self._is_ours, names)):
+            return super().forward(x, *args, **kwargs)
+        inputs, shape = x.to(dtype).flatten(0, -2), (*x.shape[:-1], len(weight))
+        if not names:
+            return _WithAdapter.apply(inputs, weight, None, None, 0.0).view(shape)
+        [name] = names
+        factors = self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
+        return _WithAdapter.apply(inputs, weight, *factors).view(shape)
+
+    def _is_ours(self, name: str) -> bool:
+        dropout = self.lora_dropout[name]
+        without = isinstance(dropout, nn.Identity) or not dropout.training
+        return isinstance(self.lora_variant.get(name), _OneProduct) and without and self.lora_B[name].bias is None
+
+
+class _WithAdapter(torch.autograd.Function):
+    """inputs W^T + s inputs A^T B^T, each sum taken inside of a product; W (out, in) frozen and of the inputs' dtype.
+
+    Without A and B it is the base's product.
+    """
+
+    @staticmethod
+    @torch.autocast("cpu", enabled=False)
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, a: Tensor | None, b: Tensor | None, scale: float) -> Tensor:
+        outputs = product(inputs, weight.mT)
+        ctx.scale, ctx.kept = scale, a is not None
+        if a is None or b is None:
+            ctx.save_for_backward(weight)
+            return outputs
+        ctx.dtypes, a, b = (a.dtype, b.dtype), a.to(inputs.dtype), b.to(inputs.dtype)
+        narrow = product(inputs, a.mT)
+        ctx.save_for_backward(weight, inputs, narrow, a, b)
+        return outputs.addmm_(narrow, b.mT, alpha=scale)
+
+    @staticmethod
+    @once_differentiable
+    @torch.autocast("cpu", enabled=False)
+    def backward(ctx: Any, d_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        weight, *kept = ctx.saved_tensors
+        d_inputs = product(d_outputs, weight) if ctx.needs_input_grad[0] else None
+        if not kept:
+            return d_inputs, None, None, None, None
+        inputs, narrow, a, b = kept
+        d_narrow = product(d_outputs, b).mul_(ctx.scale)
+        if d_inputs is not None:
+            d_inputs.addmm_(d_narrow, a)
+        d_a, d_b = product(d_narrow.mT, inputs).to(ctx.dtypes[0]), (d_outputs.mT @ narrow).to(ctx.dtypes[1])
+        return d_inputs, None, d_a, d_b.mul_(ctx.scale), None
+
+
 def _with_our_products(model: peft.PeftModel) -> peft.PeftModel:
     experts.install(model)
     for module in model.modules():
         is_linear = isinstance(module, LoraLayer) and not isinstance(module, ParamWrapper)
         if is_linear and ADAPTER not in module.lora_variant:
             module.lora_variant[ADAPTER] = _OneProduct()
+        if type(module) is lora_layers.Linear and _is_plain(module.base_layer):
+            module.__class__ = _Linear
     return model
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from granite_scu.config.settings import IGNORED
 from granite_scu.model.attention import isolating
-from granite_scu.model.mamba2.tiling import kind_of
+from granite_scu.model.mamba2.tiling import kind_of, onednn_is_faster, product
 
 
 def chunk_on(device: str) -> int:
@@ -34,6 +34,7 @@ MANY = 0.5
 CHUNKED_TYPES = (
     *("granite", "granite_swa"),
     *("granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared"),
+    *("llama", "mistral", "qwen2", "qwen3"),
 )
 """Model types whose logits are known to be head(hidden) / logits_scaling."""
 
@@ -171,7 +172,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             found, narrow = work(z, targets[part], counted[part], scaling, unit, dtype)
             nats += found
             if d_hidden is not None:
-                torch.mm(narrow, head, out=d_hidden[part])
+                d_hidden[part] = product(narrow, head)
             if d_head is not None:
                 d_head += narrow.mT @ hidden[part]
         ctx.unit = unit
@@ -191,7 +192,7 @@ def logits_into(buffer: Tensor, hidden: Tensor, head: Tensor) -> Tensor:
     """The logits of a chunk before they are divided, (tokens, vocabulary), in the memory of ``buffer``."""
     logits = buffer[: len(hidden)]
     if hidden.dtype == logits.dtype:
-        return torch.mm(hidden, head.mT, out=logits)
+        return logits.copy_(product(hidden, head.mT)) if onednn_is_faster() else torch.mm(hidden, head.mT, out=logits)
     if kind_of(hidden.device) == "cuda":  # summed in fp32 there, and written so
         return torch.mm(hidden, head.mT, out_dtype=logits.dtype, out=logits)
     return logits.copy_(hidden @ head.mT)

@@ -3,7 +3,7 @@
 import json
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 SIZES = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "initializer_range": 0.2}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
@@ -42,8 +42,13 @@ def granite(kind: str = "granite", **changed):
 
 
 def llama():
+    return of_type("llama")
+
+
+def of_type(kind: str):
+    """A model of a type that is no Granite, with random weights."""
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS))
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES, **HEADS, head_dim=8))
 
 
 def write_gguf(path, tokenizer, model):

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from references import granite, llama
+from references import granite, of_type
 
 from granite_scu.config.settings import IGNORED
 from granite_scu.model import kl_divergence as divergence
@@ -43,7 +43,11 @@ def plain_kl(moved: Moved, ids) -> torch.Tensor:
 
 
 # Untied, so that the head is the same on both sides, as it is under adapters.
-@pytest.mark.parametrize("build", [granite, llama])
+def other():
+    return of_type("olmo2")
+
+
+@pytest.mark.parametrize("build", [granite, other])
 @pytest.mark.parametrize("chunk", [4, 2048])
 def test_it_is_what_the_models_own_logits_say_whatever_the_chunk(build, chunk, ids, monkeypatch):
     monkeypatch.setattr(divergence, "chunk_on", lambda device: chunk)
@@ -56,7 +60,7 @@ def test_it_is_what_the_models_own_logits_say_whatever_the_chunk(build, chunk, i
     assert found > 0.01
 
 
-@pytest.mark.parametrize("build", [granite, llama])
+@pytest.mark.parametrize("build", [granite, other])
 def test_positions_that_are_not_counted_add_nothing(build, ids):
     moved = Moved(build, size=0.1)
     first, second, none = ids.clone(), ids.clone(), torch.full_like(ids, IGNORED)
@@ -68,7 +72,7 @@ def test_positions_that_are_not_counted_add_nothing(build, ids):
     assert float(sum(parts)) == pytest.approx(float(whole), rel=1e-4)
 
 
-@pytest.mark.parametrize("build", [granite, llama])
+@pytest.mark.parametrize("build", [granite, other])
 def test_a_model_that_has_not_moved_is_at_distance_zero(build, ids):
     moved = Moved(build, size=0.0)
     with torch.no_grad():
@@ -103,11 +107,11 @@ class Drift:
         return (p * (p / q).log()).sum()
 
 
-@pytest.fixture(params=["granite", "llama", "capped", "biased"])
+@pytest.fixture(params=["granite", "other", "capped", "biased"])
 def drift(request, ids):
     """Of a model known to have a plain head, of one that is found to have one, and of two that have another."""
     changed = {"capped": _capped, "biased": _biased}
-    build = {"granite": granite, "llama": llama}.get(request.param, lambda: changed[request.param](llama()))
+    build = {"granite": granite, "other": other}.get(request.param, lambda: changed[request.param](other()))
     made = Drift(build, ids)
     assert made.plain == (request.param not in changed)
     with torch.no_grad():
