@@ -38,8 +38,8 @@ from granite_scu.evaluation import general_text, general_writing
 from granite_scu.evaluation.general_text import Document, GeneralText
 from granite_scu.model import loading
 from granite_scu.model.adapters import names_in_file
+from granite_scu.model.compilation import evaluation_mode
 from granite_scu.model.drift import READ_AT_ONCE, GeneralPart, anchor_tokens
-from granite_scu.model.modes import evaluation_mode
 from granite_scu.storage.run_folder import read_json
 from granite_scu.training.recipe import prepare, train
 from research.laws.ziegler import Ziegler

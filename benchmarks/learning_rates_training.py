@@ -16,7 +16,7 @@ from benchmarks.learning_rates_grid import RECORDS_A_STEP, Cell
 from granite_scu import Request
 from granite_scu.config.errors import Diverged
 from granite_scu.model import loading
-from granite_scu.model.modes import evaluation_mode
+from granite_scu.model.compilation import evaluation_mode
 from granite_scu.training.recipe import prepare, train
 
 WARMUP = 0.05

@@ -106,6 +106,8 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
     asked = SHORT_PRECISIONS.get(trainer.precision, trainer.precision or "auto")
     precision, refusal = attempt(resolve_precision, trainer.precision, device)
     trains = f"the run trains in {SHORT_PRECISIONS.get(precision)}"
+    if not trainer.precision and device.kind == "cpu" and precision != "32-true":
+        trains += ", or in fp32 where a step of the model is faster in it"
     checks = [
         # name, what is found, whether it serves, whether the run needs it, what that means, and what fixes it
         Check("Python", platform.python_version(), python >= (3, 10) if python <= (3, 13) else None, True,

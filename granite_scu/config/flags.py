@@ -160,7 +160,7 @@ _SHOWN: dict[str, dict[str, Any]] = {
         "kind": str,
         "choices": tuple(PRECISIONS),
         "default": "auto",
-        "help": "of the products; auto chooses the best of the device",
+        "help": "of the products; auto chooses the best of the device, on a CPU by a measured step",
     },
     "run.memory_fraction": {"default": "what is needed"},
     "trainer.deterministic": {"kind": bool},

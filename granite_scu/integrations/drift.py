@@ -12,7 +12,7 @@ from granite_scu.evaluation import answers, general_text, general_writing
 from granite_scu.evaluation.general_text import GeneralText
 from granite_scu.integrations.plant import TrainerPlant
 from granite_scu.model import base_digest
-from granite_scu.model.modes import evaluation_mode
+from granite_scu.model.compilation import evaluation_mode
 
 LOOKED_AT = 64
 """Examples by which the length of all is judged."""

@@ -15,9 +15,9 @@ from transformers import TrainingArguments
 from granite_scu.config.settings import ControlConfig
 from granite_scu.integrations.adapter import Adapter
 from granite_scu.integrations.loss_meter import LossMeter, counted, nats_and_tokens
+from granite_scu.model.compilation import evaluation_mode
 from granite_scu.model.description_length import LowRankUpdate
 from granite_scu.model.kl_divergence import summed_kl_of
-from granite_scu.model.modes import evaluation_mode
 from granite_scu.model.plant import AdapterPlant
 
 

@@ -3,8 +3,12 @@
 One graph of the whole decoder takes minutes to compile, for its layers are unrolled in it. Layers of a kind share the
 graph that is compiled for the first of them, so that Granite's take two, however many they are: a Mamba-2 layer and an
 attention layer. The norm behind them is a third.
+
+And modes that a model is in for a while: not compiled, evaluation, without dropout.
 """
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch._functorch.config
@@ -62,3 +66,34 @@ def compile_decoder(model: PreTrainedModel, **how: Any) -> None:
         torch._functorch.config.ban_recompute_long_fusible_chains = False
     for part in compiled_parts(model):
         part.compile(**how)
+
+
+def not_compiled() -> AbstractContextManager:
+    """Run what is compiled as it is. Validation differs from training in grad mode and in the size of its last batch,
+    and each would be compiled again, for minutes, to save seconds."""
+    return torch.compiler.set_stance("force_eager")
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Without dropout and compilation inside, and back in the mode it was in outside."""
+    training = model.training
+    model.eval()
+    try:
+        with not_compiled():
+            yield
+    finally:
+        model.train(training)
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """The model's dropout layers off, for as long as the context lasts."""
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Dropout) and layer.training]
+    for layer in layers:
+        layer.eval()
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.train()

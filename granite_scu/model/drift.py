@@ -16,8 +16,8 @@ from granite_scu.config.settings import IGNORED
 from granite_scu.control import Measurement
 from granite_scu.control.units import per_cent
 from granite_scu.model import kl_divergence
+from granite_scu.model.compilation import evaluation_mode, not_compiled, without_dropout
 from granite_scu.model.description_length import bits, information_ratio
-from granite_scu.model.modes import evaluation_mode, not_compiled, without_dropout
 
 ANCHOR_SHARE, MIN_ANCHOR = 10, 64
 """An anchor batch has a tenth of a step's tokens, and at least so many: a short answer of a chat."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from granite_scu.control.loop import Window
+from granite_scu.model.compilation import evaluation_mode, without_dropout
 from granite_scu.model.description_length import (
     LN2,
     LowRankUpdate,
@@ -26,7 +27,6 @@ from granite_scu.model.description_length import (
     weighted_penalty,
 )
 from granite_scu.model.drift import Trained
-from granite_scu.model.modes import evaluation_mode, without_dropout
 
 LOSS_UNIT = 4096
 """Tokens that a summed loss is divided by before its gradient is taken, and multiplied by after it.

@@ -1,24 +1,34 @@
 """What a run needs to know of its base model before that is loaded, and the machine that suits it."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from granite_scu import hardware
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
+from granite_scu.config.settings import SHORT_PRECISIONS
 from granite_scu.control.diagnostics import ceiling
 from granite_scu.data.tokens import templates
 from granite_scu.hardware import machine as machines
 from granite_scu.hardware import presets
-from granite_scu.model import flops, loading, saved_adapter
+from granite_scu.model import flops, loading, saved_adapter, step_time
 from granite_scu.model.mamba2 import kernels
+from granite_scu.training import memory_budget
 from granite_scu.training.resume import Resume
 
 log = logging.getLogger(__name__)
+
+FP32, WORTH_FP32 = "32-true", 0.9
+"""The share of another precision's time from which on fp32 is taken: it holds twice the weights."""
+
+TRIED = 4, 256
+"""Blocks and their tokens, at most, of the step that is tried."""
 
 
 class Base(NamedTuple):
@@ -83,8 +93,9 @@ def open_base(
 
 def settle_machine(
     request: Request, config: PretrainedConfig, card: hardware.Device | None
-) -> tuple[Request, machines.Machine]:
-    """The machine, with an attention that the model has; the request with whether the model is compiled on it.
+) -> tuple[Request, machines.Machine, list[str]]:
+    """The machine, with an attention that the model has; the request with whether the model is compiled on it; and
+    why a CPU's precision is what it is, where that was measured.
 
     Args:
         request: what is asked for; what is wrong with it alone has been refused.
@@ -103,7 +114,43 @@ def settle_machine(
     if warning := presets.mismatch(request.hardware, machine.device):
         log.warning(warning)
     base = replace(request.base, compile=machine.compiled)
-    return replace(request, base=base), replace(machine, attention=attention)
+    request, machine = replace(request, base=base), replace(machine, attention=attention)
+    seconds = {} if card else _seconds_of_a_step(request, config, machine)
+    if not seconds:
+        return request, machine, []
+    precision = faster(seconds)
+    if precision == FP32 and not memory_budget.fits(request, replace(machine, precision=FP32)):
+        precision = machine.precision
+    [other] = seconds.keys() - {precision}
+    taken, instead = SHORT_PRECISIONS[precision], SHORT_PRECISIONS[other]
+    why = f"a step measured here takes {seconds[precision] / seconds[other]:.2f} times as long as in {instead}"
+    return request, replace(machine, precision=precision), [f"--precision {taken}: {why}"]
+
+
+def faster(seconds: Mapping[str, float]) -> str:
+    """The precision that a CPU trains in, by the seconds that a step takes in fp32 and in another, by Lightning's name.
+
+    >>> faster({"bf16-mixed": 0.54, "32-true": 0.45}), faster({"bf16-mixed": 0.5, "32-true": 0.48})
+    ('32-true', 'bf16-mixed')
+    """
+    [narrow] = seconds.keys() - {FP32}
+    return FP32 if seconds[FP32] < WORTH_FP32 * seconds[narrow] else narrow
+
+
+def _seconds_of_a_step(request: Request, config: PretrainedConfig, machine: machines.Machine) -> dict[str, float]:
+    """Of a token, by precision, where nobody chose one and a CPU has another than fp32. Few layers are tried, once
+    for a machine and a model; several processes, and runs that are to be the same elsewhere, have no time to agree on.
+    """
+    fixed = request.trainer.precision or request.trainer.deterministic or request.base.quantize_4bit
+    if fixed or machine.accelerator != "cpu" or machine.precision == FP32 or machine.world_size > 1:
+        return {}
+    setting = replace(memory_budget.setting_of(request, machine), batch_size=TRIED[0], block_size=TRIED[1])
+    known = [machine.device.name, torch.get_num_threads()]
+    paces = {
+        name: step_time.on_cpu(config, replace(setting, dtype=loading.WEIGHT_DTYPES[name]), known)
+        for name in (machine.precision, FP32)
+    }
+    return {name: pace.step for name, pace in paces.items()}
 
 
 def _open_start(path: str | None, base: str, resume: Resume | None) -> saved_adapter.InitialAdapter | None:

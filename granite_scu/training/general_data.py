@@ -9,7 +9,7 @@ from granite_scu.data.datamodule import TextDataModule
 from granite_scu.evaluation import answers, general_text, general_writing
 from granite_scu.evaluation.general_text import GeneralText
 from granite_scu.model import base_digest
-from granite_scu.model.modes import evaluation_mode
+from granite_scu.model.compilation import evaluation_mode
 from granite_scu.storage.run_folder import GENERAL
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun

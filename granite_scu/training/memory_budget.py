@@ -54,10 +54,16 @@ def with_batch(request: Request, size: int) -> Request:
 
 def with_checkpointing_settled(request: Request, machine: Machine) -> Request:
     """The request with its activations recomputed, or not: where nothing is asked for, where they would not fit."""
-    recomputed, allowed = request.base.gradient_checkpointing, machine.memory_limit(request.run.memory_fraction)
+    recomputed = request.base.gradient_checkpointing
     if recomputed is None:
-        recomputed = not surely_fits(request, allowed) and predict(request, machine).total > allowed
+        recomputed = not fits(request, machine)
     return replace(request, base=replace(request.base, gradient_checkpointing=recomputed))
+
+
+def fits(request: Request, machine: Machine) -> bool:
+    """Whether a run's steps fit into what it may take of the memory."""
+    allowed = machine.memory_limit(request.run.memory_fraction)
+    return surely_fits(request, allowed) or predict(request, machine).total <= allowed
 
 
 def surely_fits(request: Request, allowed: float) -> bool:

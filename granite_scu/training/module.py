@@ -15,10 +15,9 @@ from granite_scu.config.errors import RunFailed, UserError, one_line
 from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, OptimizerConfig, PriorConfig
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model import adapters, kl_divergence, loading, loss
-from granite_scu.model.compilation import compile_decoder, options_of
+from granite_scu.model.compilation import compile_decoder, evaluation_mode, not_compiled, options_of
 from granite_scu.model.description_length import LowRankUpdate, Measure, bits
 from granite_scu.model.mamba2 import mamba
-from granite_scu.model.modes import evaluation_mode, not_compiled
 from granite_scu.model.plant import LOSS_UNIT, AdapterPlant
 from granite_scu.model.saved_adapter import SHA256, InitialAdapter
 from granite_scu.training.learning_rate import schedule

@@ -31,9 +31,9 @@ from granite_scu.evaluation import general_text
 from granite_scu.evaluation.general_text import GeneralText
 from granite_scu.evaluation.score import each_batch
 from granite_scu.model import loading
+from granite_scu.model.compilation import evaluation_mode
 from granite_scu.model.drift import READ_AT_ONCE, GeneralPart
 from granite_scu.model.loss import token_nats
-from granite_scu.model.modes import evaluation_mode
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import read_json
 from research.real.grid import Cell, Line

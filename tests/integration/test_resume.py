@@ -95,6 +95,19 @@ def test_a_state_that_no_run_has_written_is_told_by_its_checkpoint(run, launch, 
     assert f"--resume-from-checkpoint {checkpoint}: its state is corrupt (" in err
 
 
+def test_a_run_that_chose_its_precision_keeps_it(run, launch, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    config = (folder / "config.yaml").read_text()
+    assert "precision: 32-true" in config
+    # As of a run that was given none, and found fp32 to be faster.
+    (folder / "config.yaml").write_text(config.replace("precision: 32-true", "precision: null"))
+    code, out, err = launch(
+        "--resume-from-checkpoint", folder / "checkpoint-6", "--max-steps", 8, "--dry-run", "--json"
+    )
+    assert code == 0, err
+    assert json.loads(out)["precision"] == "32-true"
+
+
 def test_a_text_that_was_named_from_another_folder_is_found(run, launch, corpus, tmp_path):
     folder = shutil.copytree(run, tmp_path / "work" / "run")
     shutil.copy(corpus, tmp_path / "work" / "mine.txt")

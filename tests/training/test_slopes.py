@@ -11,8 +11,8 @@ from rounding import rounding
 
 from granite_scu.control.laws.base import Slopes
 from granite_scu.control.slopes import SlopeSensor
+from granite_scu.model.compilation import without_dropout
 from granite_scu.model.loading import WEIGHT_DTYPES
-from granite_scu.model.modes import without_dropout
 from granite_scu.model.saved_adapter import open_initial_adapter
 from granite_scu.storage.checkpoint import save_adapter
 

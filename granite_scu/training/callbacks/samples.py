@@ -20,7 +20,7 @@ from granite_scu.evaluation.answers import Question, batches_of, ends_of, greedy
 from granite_scu.evaluation.bpt import texts
 from granite_scu.evaluation.samples import SAMPLING, openings, sample
 from granite_scu.model.adapters import Switch
-from granite_scu.model.modes import evaluation_mode
+from granite_scu.model.compilation import evaluation_mode
 from granite_scu.storage.run_folder import ANSWERS, ELSEWHERE, METRICS, SAMPLES, RunFolder
 from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.callbacks.progress import ProgressLine

@@ -1,0 +1,31 @@
+"""What a run settles of its machine once the base model is known."""
+
+import pytest
+import torch
+from devices import AMX
+
+from granite_scu import hardware
+from granite_scu.cli.script_flags import translate
+from granite_scu.config.settings import TINY_MODEL
+from granite_scu.model import loading, step_time
+from granite_scu.training.base import settle_machine
+
+
+@pytest.mark.parametrize(
+    ("bf16", "flags", "precision"),
+    [
+        (0.54, (), "32-true"),
+        (0.48, (), "bf16-mixed"),  # fp32 is not so much faster that twice the memory is worth it
+        (0.54, ("--precision", "bf16"), "bf16-mixed"),
+        (0.54, ("--deterministic",), "bf16-mixed"),
+    ],
+)
+def test_a_cpu_trains_in_the_precision_whose_step_was_faster(monkeypatch, bf16, flags, precision):
+    monkeypatch.setattr(hardware, "detect", lambda accelerator: AMX)
+    paces = {torch.bfloat16: bf16, torch.float32: 0.45}
+    monkeypatch.setattr(step_time, "on_cpu", lambda config, setting, machine: step_time.Pace(paces[setting.dtype], 1.0))
+    layers, _ = translate(["--model", TINY_MODEL, "--data-dir", "stdlib-docs", "--accelerator", "cpu", *flags])
+    _, machine, why = settle_machine(layers.request(), loading.known_config(TINY_MODEL), None)
+    assert machine.precision == precision
+    told = {"32-true": "--precision fp32: a step measured here takes 0.83 times", "bf16-mixed": "1.07 times"}
+    assert len(why) == (not flags) and all(told[precision] in line for line in why)
