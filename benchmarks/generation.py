@@ -28,9 +28,9 @@ from benchmarks.gate import Gate, Outcome, race
 from benchmarks.measure import ratio
 from granite_scu.cli import exit_codes
 
-WRITTEN = {"samples": 40, "answers": 40, "general text": 64}
+WRITTEN = {"samples": 40, "answers": 40, "general": 64}
 """What is written, and how many tokens of each at most."""
-DRAWN = "general text"
+DRAWN = "general"
 
 COLUMNS = {
     "case": "case", "texts": "texts|d", "ours_tokens_per_s": "in batches, tokens/s|,.0f",
@@ -127,11 +127,12 @@ def _tokens(outcome: Outcome) -> int | None:
 def main() -> int:
     parser = measure.build_parser(str(__doc__), repeats=5, quick=2)
     training.add_flags(parser)
+    parser.add_argument("--written", nargs="+", choices=tuple(WRITTEN), default=list(WRITTEN), help="default: all")
     options = measure.parse(parser)
     options.model = options.model or ["embedded"]
     models = training.with_models(training.cases(options, block=1), options.device)
     found = measure.measure_each(
-        (Case(trained, written) for trained in models for written in WRITTEN),
+        (Case(trained, written) for trained in models for written in options.written),
         options.turns,
         partial(_measured, options.device, options.repeats),
     )

@@ -9,6 +9,7 @@ from running import refuses
         ("controller_overhead", ["--batch", "-1"], "--batch -1"),
         ("data", ["--repeats", "0"], "--repeats 0: must be at least 1"),
         ("faults", ["--kills", "x"], "--kills x: must be a whole number"),
+        ("generation", ["--written", "poems"], "--written"),
         ("scaling", ["--processes", "3"], "--processes 3: must be 2 or more and divide the batch of 8"),
         ("scan", ["--repeats", "0"], "--repeats 0"),
         ("scoring", ["--batches", "0"], "--batches 0"),
