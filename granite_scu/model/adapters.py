@@ -284,29 +284,40 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
         scaled_a, b_, a_, scaled_b = _narrowed(a, b, scale, inputs.dtype)
-        narrow = inputs @ scaled_a.mT
-        ctx.save_for_backward(inputs, weight, narrow, a_, scaled_b)
+        outputs, *beside = _with_low_rank(inputs, weight.mT, scaled_a.mT, b_.mT)
+        ctx.save_for_backward(weight, a_, scaled_b, *beside)
         ctx.dtypes = a.dtype, b.dtype
-        if _is_worth_joining(inputs, weight.mT):
-            return torch.cat([inputs, narrow], 1) @ torch.cat([weight, b_], 1).mT
-        return torch.addmm(inputs @ weight.mT, narrow, b_.mT)
+        return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, weight, narrow, a, scaled_b = ctx.saved_tensors
-        d_narrow, d_inputs = d_outputs @ scaled_b, None
-        if ctx.needs_input_grad[0] and _is_worth_joining(d_outputs, weight):
-            d_inputs = torch.cat([d_outputs, d_narrow], 1) @ torch.cat([weight, a])
-        elif ctx.needs_input_grad[0]:
-            d_inputs = d_outputs @ weight + d_narrow @ a
+        weight, a, scaled_b, *beside = ctx.saved_tensors
+        inputs, narrow = _apart(beside, a)
+        if ctx.needs_input_grad[0]:
+            d_inputs, *beside = _with_low_rank(d_outputs, weight, scaled_b, a)
+            _, d_narrow = _apart(beside, scaled_b.mT)
+        else:
+            d_inputs, d_narrow = None, d_outputs @ scaled_b
         d_a, d_b = map(_product, (d_narrow.mT, d_outputs.mT), (inputs, narrow), ctx.dtypes)
         return d_inputs, None, d_a, d_b, None
 
 
-def _is_worth_joining(left: Tensor, right: Tensor) -> bool:
-    """Whether to copy the factors of a product moves less than to write and read it."""
-    return left.numel() + right.numel() < left.shape[0] * right.shape[1]
+def _with_low_rank(inputs: Tensor, weight: Tensor, down: Tensor, up: Tensor) -> list[Tensor]:
+    """inputs weight + (inputs down) up; and the inputs and (inputs down), beside one another if they are copied so.
+
+    Kept as the one tensor that they are then, they are written there at once.
+    """
+    narrow = inputs @ down
+    if inputs.numel() + weight.numel() < len(inputs) * weight.shape[1]:  # to copy moves less than to write and read it
+        joined = torch.cat([inputs, narrow], 1)
+        return [joined @ torch.cat([weight, up]), joined]
+    return [torch.addmm(inputs @ weight, narrow, up), inputs, narrow]
+
+
+def _apart(beside: list[Tensor], down: Tensor) -> tuple[Tensor, ...]:
+    """Inputs and (inputs down), of what ``_with_low_rank`` returns of them; ``down`` (rank, inner)."""
+    return tuple(beside) if len(beside) == 2 else beside[0].split([down.shape[1], down.shape[0]], 1)
 
 
 def _narrowed(a: Tensor, b: Tensor, scale: float, dtype: torch.dtype) -> list[Tensor]:

@@ -187,12 +187,15 @@ def _index_of(access: MemoryDep) -> tuple[Any, range]:
     """Where an access reads but for by how many rows it is shifted; and these rows, if it is cut off at edges."""
     edges = access.index.atoms(Min, Max)
     outer = [edge for edge in edges if not any(other != edge and other.has(edge) for other in edges)]
-    if len(outer) == 1 and len(outer[0].free_symbols) == 1:
-        (row,) = outer[0].free_symbols
-        last = int(dict(zip(access.var_names, access.size, strict=True))[row]) - 1
-        at = [int(outer[0].subs(row, i)) for i in (0, last // 2, last // 2 + 1, last)]
-        if at[2] - at[1] == 1:
-            return (access.index.subs(outer[0], row), access.size), range(at[0], at[3] + 1)
+    if len(outer) == 1:
+        (edge,), sizes = outer, dict(zip(access.var_names, access.size, strict=True))
+        last = {symbol: int(sizes[symbol]) - 1 for symbol in edge.free_symbols}  # a chunk and a token of it, or a row
+        middle = {symbol: most // 2 for symbol, most in last.items()}
+        steps = {s: int(edge.subs({**middle, s: at + 1}) - edge.subs(middle)) for s, at in middle.items()}
+        if 1 in steps.values():
+            row = sum(step * symbol for symbol, step in steps.items())
+            first = int(edge.subs(dict.fromkeys(last, 0)))
+            return (access.index.subs(edge, row), access.size), range(first, int(edge.subs(last)) + 1)
     return (access.index, access.size), range(1)
 
 

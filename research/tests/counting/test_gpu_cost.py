@@ -125,7 +125,7 @@ def test_a_compiled_layer_keeps_what_is_predicted_of_its_memory():
         setting = memory.Setting(BaseConfig(gradient_checkpointing=False), LoraConfig(), step.dtype, 1, 1024)
         predicted.append(memory.predict(step.config, setting).step)
     layer, expected = kept[1] - kept[0], predicted[1] - predicted[0]
-    assert 0.9 * expected < layer < expected
+    assert 0.85 * expected < layer < expected  # operator by operator a norm keeps its input in fp32 besides
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_a_step_of_the_default_keeps_to_its_aim():
 
     step = Step(loading.default_config(), batch=8, block=1024)
     total = counting.total(lowering.count(step)[0])
-    assert total.bytes <= 292e9 and total.launches <= 3000
+    assert total.bytes <= 277e9 and total.launches <= 2960
     assert gpu_cost.h200_tokens_per_s(step, total) >= 50_000
 
 
