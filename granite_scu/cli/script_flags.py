@@ -29,6 +29,7 @@ from granite_scu.config.flags import (
     SETTINGS,
     SWITCH_OR_AUTO,
     Flag,
+    switches,
 )
 from granite_scu.hardware import presets
 
@@ -74,7 +75,7 @@ def build_parser(
             is_shown = not dotted and (everything or flag.name in commonest)
             shown = {} if is_shown else {"help": argparse.SUPPRESS}
             group.add_argument(flag.name, dest=flag.key, **argument(flag) | shown)
-            if flag.choices == tuple(SWITCH_OR_AUTO):
+            if switches(flag.key):
                 off = f"--no-{flag.name.removeprefix('--')}"
                 group.add_argument(off, dest=flag.key, action="store_const", const="off", help=argparse.SUPPRESS)
     _add_dotted(parser, everything, commonest if dotted else ())
@@ -107,7 +108,7 @@ def argument(flag: Flag) -> dict[str, Any]:
     options = {**meaning, "type": flag.kind, "choices": flag.choices or None, "metavar": metavar}
     if flag.name in NUMBER_OF_ITS_OWN:
         return {**options, "nargs": "?", "const": NUMBER_OF_ITS_OWN[flag.name]}
-    if flag.choices == tuple(SWITCH_OR_AUTO):
+    if switches(flag.key):
         return {**options, "nargs": "?", "const": "on"}
     return {**options, "nargs": "+", "action": "extend"} if flag.many else options
 
@@ -224,7 +225,7 @@ def _value(key: str, value: Any) -> Any:
         settings.check_system(value)  # by default it is empty, and that is not given
     if key == "trainer.precision":
         return PRECISIONS.get(value, value)
-    if HINTS.get(key) == (bool | None):
+    if switches(key):
         return SWITCH_OR_AUTO.get(value, value)
     if value is True and (number := NUMBER_OF_ITS_OWN.get(NAMES[key])):
         return number

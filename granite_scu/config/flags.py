@@ -63,6 +63,13 @@ def share(text: str) -> str:
 SWITCH_OR_AUTO = {"auto": None, "on": True, "off": False}
 """What a switch may be set to that is decided by the machine where nothing is asked for. Alone it means on."""
 
+
+def switches(key: str) -> tuple[str, ...]:
+    """What the flag of a key may be set to, where it is such a switch; else nothing."""
+    words = {bool | None: tuple(SWITCH_OR_AUTO), config.Recomputed | None: (*SWITCH_OR_AUTO, "selective")}
+    return words.get(HINTS.get(key), ())
+
+
 NUMBER_OF_ITS_OWN = {"--early-stopping": 3, "--stop-at-equilibrium": 30}
 """Flags that may stand without their number, and the one that they then mean."""
 
@@ -98,8 +105,8 @@ def _flag(key: str) -> Flag:
     help = MEANINGS[key].partition("; null ")[0].rstrip(".").replace("``", "")
     if choices:
         kind = str
-    elif hint == (bool | None):
-        kind, choices, default, help = str, tuple(SWITCH_OR_AUTO), "auto", MEANINGS[key].replace("null", "auto")
+    elif switches(key):
+        kind, choices, default, help = str, switches(key), "auto", MEANINGS[key].replace("null", "auto")
     elif {float, str} <= {*options}:
         kind = share
     elif many:

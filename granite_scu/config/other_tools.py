@@ -29,7 +29,7 @@ ROWS = (
     ("steps", "`train.max_steps`", "`max_steps`", "as TRL", "`max_steps`", "`--max-steps`; with both, whichever is reached first"),
     ("precision", "`precision`", "`bf16`, `fp16`", "`dtype`", "`bf16`, `fp16`, `dtype`", "`--precision` auto, bf16, fp16 or fp32; `--tf32`"),
     ("4 bits (QLoRA)", "`quantize: bnb.nf4-dq`", "`load_in_4bit`", "`load_in_4bit`", "`load_in_4bit`", "`--4bit-quantization`; no 8 bits"),
-    ("gradient checkpointing", "on with several GPUs, no key", "`gradient_checkpointing`", "`use_gradient_checkpointing`", "`gradient_checkpointing`", "`--gradient-checkpointing` auto, on or off; by default where the run would not fit"),
+    ("gradient checkpointing", "on with several GPUs, no key", "`gradient_checkpointing`", "`use_gradient_checkpointing`", "`gradient_checkpointing`", "`--gradient-checkpointing` auto, selective, on or off; by default where the run would not fit"),
     ("packing", "no", "`sample_packing`", "`packing`", "`packing`, `packing_strategy`", "`--packing`; `--isolate-documents` is the default"),
     ("chat template", "`data.prompt_style`", "`chat_template`, `chat_template_jinja`", "`get_chat_template`", "`chat_template_path`", "`--chat-template`; by default the tokenizer's own"),
     ("system prompt", "`data.prompt_style`", "`default_system_message`", "in the template", "in the template", "`--system`"),

@@ -14,7 +14,10 @@ from typing import Any
 import torch._functorch.config
 import torch._inductor
 from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
+
+from granite_scu.config.settings import Recomputed
 
 MODES = {
     "default": "default",
@@ -28,6 +31,13 @@ MODES = {
 OPTIONS = {"realize_reads_threshold": 32, "realize_opcount_threshold": 400, "realize_acc_reads_threshold": 32}
 """Of Inductor: what is made of many numbers, or by many operations, is computed again where it is used. The scan's
 decays are (time, chunk) for each head; written and read again they would be a quarter of what a layer moves."""
+
+
+PRODUCTS = ("mm", "addmm", "bmm", "_grouped_mm", *(
+    f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")
+), "_scaled_dot_product_flash_attention_for_cpu")  # fmt: skip
+KERNELS = ("granite_scu", "flash_attn")
+"""Operators of PyTorch, and namespaces of others', whose results selective recomputation keeps."""
 
 
 def options_of(mode: str) -> dict[str, Any]:
@@ -66,6 +76,34 @@ def compile_decoder(model: PreTrainedModel, **how: Any) -> None:
         torch._functorch.config.ban_recompute_long_fusible_chains = False
     for part in compiled_parts(model):
         part.compile(**how)
+
+
+def is_product(operator: Any) -> bool:
+    """Whether an operator is dear: a matrix product, attention, or a kernel of a Mamba-2 layer."""
+    namespace, _, name = getattr(operator, "_name", "").partition("::")
+    return namespace in KERNELS or (namespace == "aten" and name.partition(".")[0] in PRODUCTS)
+
+
+def recompute_activations(model: PreTrainedModel, how: Recomputed) -> None:
+    """Have activations computed again in the backward pass, by layer: all, or, ``selective``, all but products.
+
+    Selective is for a compiled model. Operator by operator, a product and what an adapter adds to it are both kept.
+
+    Args:
+        model: whose layers it is done to.
+        how: ``selective`` or True; with False nothing is done.
+    """
+    if how:
+        context = {"context_fn": _all_but_products} if how == "selective" else {}
+        model.gradient_checkpointing_enable({"use_reentrant": False, **context})
+
+
+def _all_but_products() -> Any:
+    return create_selective_checkpoint_contexts(_policy)
+
+
+def _policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if is_product(operator) else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def not_compiled() -> AbstractContextManager:

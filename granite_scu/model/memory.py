@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from granite_scu.config.settings import BaseConfig, LoraConfig
 from granite_scu.model import adapters, loading, loss
-from granite_scu.model.compilation import decoder_layers
+from granite_scu.model.compilation import decoder_layers, is_product, recompute_activations
 from granite_scu.model.mamba2 import mamba
 from granite_scu.model.mamba2.mamba import HYBRID
 from granite_scu.model.mamba2.tiling import describing
@@ -95,7 +95,7 @@ def predict(config: PretrainedConfig, setting: Setting) -> Footprint:
         setting: how it is trained.
     """
     # Whether activations are recomputed may be open still: then they are not.
-    base = replace(setting.base, gradient_checkpointing=bool(setting.base.gradient_checkpointing))
+    base = replace(setting.base, gradient_checkpointing=setting.base.gradient_checkpointing or False)
     setting = replace(setting, base=base)
     most = max(2, SIMULATED // setting.block_size)
     if setting.batch_size > most:
@@ -196,15 +196,17 @@ def _take_step(model: nn.Module, setting: Setting) -> tuple[int, list[int]]:
     Returns:
         The most bytes that were in use on top of parameters and gradients, and what each layer keeps.
     """
-    layers = decoder_layers(model)
+    layers, recomputed = decoder_layers(model), setting.base.gradient_checkpointing
+    # Products are kept by the count alone: operators would keep besides what a compiled layer leaves out.
+    whole = replace(setting, base=replace(setting.base, gradient_checkpointing=bool(recomputed)))
     with torch.device("meta"):
-        adapted = as_trained(model, setting)
+        adapted = as_trained(model, whole)
     with FakeTensorMode(allow_non_fake_inputs=True), describing(setting.device):
         # Of the CPU, which autocast and the kernels know, and not of the meta device.
         base = adapted.to_empty(device="cpu").get_base_model()
         base.tie_weights()
         ids = torch.zeros(setting.batch_size, setting.block_size, dtype=torch.long)
-        live = _Live()
+        live = _Live(keeps_products=recomputed == "selective")
         for tensor in [*adapted.parameters(), *adapted.buffers()]:
             live.hold(tensor)
             if tensor.requires_grad:
@@ -217,7 +219,8 @@ def _take_step(model: nn.Module, setting: Setting) -> tuple[int, list[int]]:
                 documents = ids if setting.isolated and base.config.model_type == HYBRID else None
                 nats = loss.summed_nats(base, ids, ids, documents, loss.chunk_on(setting.device))
             nats.backward()
-    return live.peak - before, [after - begin for begin, after, *_ in notes]  # a checkpointed layer runs again
+    kept = [after - begin for begin, after, *_ in notes]  # a checkpointed layer runs again
+    return live.peak - before + live.products, kept
 
 
 def as_trained(model: nn.Module, setting: Setting) -> nn.Module:
@@ -228,8 +231,7 @@ def as_trained(model: nn.Module, setting: Setting) -> nn.Module:
             model.set_submodule(name, _FourBit(layer))
     mamba.install(model, is_gated=lambda norm: True)
     adapted = adapters.attach(model, setting.lora).train()
-    if setting.base.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    recompute_activations(model, setting.base.gradient_checkpointing or False)
     if setting.dtype != torch.float32:
         adapters.leave_casting_to_autocast(adapted)
     return adapted
@@ -263,14 +265,19 @@ class _Unpacking(torch.autograd.Function):
 class _Live(TorchDispatchMode):
     """Counts the bytes of all storages in use.
 
+    Args:
+        keeps_products: count what selective recomputation would keep of the layers, which here keep nothing.
+
     Attributes:
         now: in use.
         peak: the most that were.
+        products: of the results that would be kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keeps_products: bool = False) -> None:
         super().__init__()
-        self.now = self.peak = 0
+        self.now = self.peak = self.products = 0
+        self.keeps_products, self.in_layer = keeps_products, False
         self._held: dict[int, weakref.ref] = {}
 
     def hold(self, tensor: Tensor) -> None:
@@ -294,6 +301,10 @@ class _Live(TorchDispatchMode):
         for tensor in tree_iter(result):
             if isinstance(tensor, Tensor):
                 self.hold(tensor)
+        if self.in_layer and is_product(operator):
+            summed = [t for t in args[:1] if operator is torch.ops.aten.addmm.default and t.dim() == 2]
+            self.products += sum(t.nbytes for t in tree_iter(result) if isinstance(t, Tensor))
+            self.products -= sum(t.nbytes for t in summed)  # a product, too, and then wanted no more
         return result
 
 
@@ -306,6 +317,11 @@ def _grouped(a: Tensor, b: Tensor, *rest: Any, **settings: Any) -> Tensor:
 def _noted(layer: nn.Module, live: _Live) -> list[int]:
     """The bytes in use as a layer's forward pass begins and as it is over, in turns."""
     notes: list[int] = []
-    layer.register_forward_pre_hook(lambda *_: notes.append(live.now))
-    layer.register_forward_hook(lambda *_: notes.append(live.now))
+
+    def note(*_: Any) -> None:
+        live.in_layer = live.keeps_products and not notes  # and not where the layer runs again
+        notes.append(live.now + live.products)
+
+    layer.register_forward_pre_hook(note)
+    layer.register_forward_hook(note)
     return notes

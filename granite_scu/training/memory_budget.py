@@ -10,9 +10,9 @@ from importlib.util import find_spec
 import psutil
 import torch
 
-from granite_scu.config.errors import RunFailed
+from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.request import Request
-from granite_scu.config.settings import MAX_BATCH, listed
+from granite_scu.config.settings import MAX_BATCH, Recomputed, listed
 from granite_scu.hardware import GIB
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading, memory
@@ -53,11 +53,22 @@ def with_batch(request: Request, size: int) -> Request:
 
 
 def with_checkpointing_settled(request: Request, machine: Machine) -> Request:
-    """The request with its activations recomputed, or not: where nothing is asked for, where they would not fit."""
-    recomputed = request.base.gradient_checkpointing
-    if recomputed is None:
-        recomputed = not fits(request, machine)
-    return replace(request, base=replace(request.base, gradient_checkpointing=recomputed))
+    """The request with its activations recomputed, or not: where nothing is asked for, the fastest way that fits.
+
+    Raises:
+        UserError: they are to be recomputed in a way that is for compiled layers, and these are not.
+    """
+    asked = request.base.gradient_checkpointing
+    if asked == "selective" and not machine.compiled:
+        raise UserError("--gradient-checkpointing selective: layers are not compiled here; give --torch-compile, or on")
+    if asked is not None:
+        return request
+    ways = [_recomputing(request, how) for how in (False, "selective", True) if how != "selective" or machine.compiled]
+    return next((way for way in ways[:-1] if fits(way, machine)), ways[-1])
+
+
+def _recomputing(request: Request, how: Recomputed) -> Request:
+    return replace(request, base=replace(request.base, gradient_checkpointing=how))
 
 
 def fits(request: Request, machine: Machine) -> bool:
@@ -113,7 +124,7 @@ def advice(request: Request, machine: Machine) -> str:
 def _changes(request: Request) -> Iterator[Request]:
     yield request
     base = replace(request.base, gradient_checkpointing=True)
-    if not request.base.gradient_checkpointing:
+    if base != request.base:
         yield replace(request, base=base)
     if not base.quantize_4bit and find_spec("bitsandbytes"):
         base = replace(base, quantize_4bit=True)

@@ -15,7 +15,13 @@ from granite_scu.config.errors import RunFailed, UserError, one_line
 from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, OptimizerConfig, PriorConfig
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model import adapters, kl_divergence, loading, loss
-from granite_scu.model.compilation import compile_decoder, evaluation_mode, not_compiled, options_of
+from granite_scu.model.compilation import (
+    compile_decoder,
+    evaluation_mode,
+    not_compiled,
+    options_of,
+    recompute_activations,
+)
 from granite_scu.model.description_length import LowRankUpdate, Measure, bits
 from granite_scu.model.mamba2 import mamba
 from granite_scu.model.plant import LOSS_UNIT, AdapterPlant
@@ -90,9 +96,8 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         else:
             model = adapters.attach(model, self.lora)
         self.model = model.train()
-        if self.base.gradient_checkpointing:
-            # After the adapters: PEFT would hang a hook on the embedding, which reentrant checkpointing alone needs.
-            self.language_model.gradient_checkpointing_enable({"use_reentrant": False})
+        # After the adapters: PEFT would hang a hook on the embedding, which reentrant checkpointing alone needs.
+        recompute_activations(self.language_model, self.base.gradient_checkpointing or False)
         if self.dtype_of_base != torch.float32:  # then the precision is a mixed one
             adapters.leave_casting_to_autocast(self.model)
         self.updates = adapters.low_rank_updates(self.model)

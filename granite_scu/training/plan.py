@@ -76,7 +76,7 @@ def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
         "compiled": bool(machine.compiled),
         "kernels": machine.kernels,
         "quantize_4bit": request.base.quantize_4bit,
-        "gradient_checkpointing": bool(request.base.gradient_checkpointing),
+        "gradient_checkpointing": request.base.gradient_checkpointing or False,
         "first_step": run.resume.step if run.resume else 0,
         "steps": length.steps,
         "tokens_per_step": length.tokens_per_step,
@@ -241,12 +241,20 @@ def _device(facts: dict[str, Any]) -> str:
     return f"{name}{several}{note}"
 
 
+RECOMPUTED = {
+    False: "",
+    "selective": "activations but products computed again in the backward pass",
+    True: "activations computed again in the backward pass",
+}
+"""How a plan calls what is recomputed."""
+
+
 def _precision(facts: dict[str, Any]) -> str:
     words = (
         SHORT_PRECISIONS.get(facts["precision"], facts["precision"]),
         "base model in 4 bits" if facts["quantize_4bit"] else "",
         "compiled layers" if facts["compiled"] else "",
-        "activations computed again in the backward pass" if facts["gradient_checkpointing"] else "",
+        RECOMPUTED[facts["gradient_checkpointing"]],
     )
     return ", ".join(filter(None, words))
 

@@ -124,7 +124,8 @@ def main() -> int:
     parser.add_argument("--sides", nargs="+", choices=SIDES, help="default: all that can be counted here")
     parser.add_argument("--batch", type=int, default=8, help="blocks in a micro-batch (default: 8)")
     parser.add_argument("--block", type=int, default=1024, help="tokens in a block (default: 1024)")
-    parser.add_argument("--gradient-checkpointing", action="store_true", help="with activations recomputed")
+    parser.add_argument("--gradient-checkpointing", nargs="?", const="on", choices=("on", "selective"),
+                        help="with activations recomputed; selective, of compiled layers: but products")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print a JSON list on stdout, nothing else there")
     parser.add_debug()
     options = parser.parse_args()
@@ -135,7 +136,8 @@ def main() -> int:
             raise UserError(f"--sides {side}: {lacks} is not installed; {INSTALL}")
         print(f"{side!r} is left out: {lacks} is not installed ({INSTALL})", file=sys.stderr)
     sides = [side for side in options.sides or SIDES if side not in lacking]
-    step = Step(loading.default_config(), options.batch, options.block, options.gradient_checkpointing)
+    recomputed = {None: False, "on": True}.get(options.gradient_checkpointing, options.gradient_checkpointing)
+    step = Step(loading.default_config(), options.batch, options.block, recomputed)
     results = {side: measured(side, step) for side in sides}
     if options.json:
         print(json.dumps([as_json(side, step, *found) for side, found in results.items()], indent=1))

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from granite_scu.config.settings import BaseConfig, LoraConfig
+from granite_scu.config.settings import BaseConfig, LoraConfig, Recomputed
 from granite_scu.model import adapters, loss, memory
 from granite_scu.model.mamba2 import mamba
 from granite_scu.model.mamba2.tiling import describing
@@ -138,7 +138,7 @@ class Step:
         config: of the model.
         batch: blocks.
         block: tokens in each.
-        gradient_checkpointing: whether activations are recomputed.
+        gradient_checkpointing: whether activations are recomputed, or ``selective``.
         dtype: of weights and products.
         kernels: of the Mamba-2 layers, ours or a package's. ``insides`` counts what an operator does inside.
     """
@@ -146,7 +146,7 @@ class Step:
     config: PretrainedConfig
     batch: int = 8
     block: int = 1024
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Recomputed = False
     dtype: torch.dtype = torch.bfloat16
     kernels: mamba.Kernels = mamba.TORCH
 

@@ -7,6 +7,7 @@ given; what it should have been given is worked out apart, with the model's own 
 import math
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from types import SimpleNamespace
 
@@ -421,6 +422,35 @@ def test_a_model_that_cannot_be_compiled_is_a_run_that_failed(make_module, make_
     module = make_module(base={"compile": True})
     with pytest.raises(RunFailed, match=r"--torch-compile: .*no compiler here.*--no-torch-compile"):
         module(**make_batches(1)[0])
+
+
+@pytest.mark.slow
+def test_a_compiled_model_that_recomputes_all_but_products_keeps_less_and_has_the_same_gradient(
+    make_module, fit, make_batches, monkeypatch
+):
+    compile_with = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **_: compile_with(function, backend="aot_eager_decomp_partition")
+    )
+    kept, steps = [], []
+
+    def keep(tensor):
+        kept[-1][tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    for recomputed in (False, "selective"):
+        torch.compiler.reset()
+        kept.append({})
+        module = make_module(UnderSGD, base={"compile": True, "gradient_checkpointing": recomputed})
+        module.forward = partial(_hooked, module.forward, keep)
+        steps += fit(module, make_batches(1)).optimizers[0].seen
+    assert error(steps[1].gradient, steps[0].gradient) < rounding(2 * OF_SMALL)
+    assert sum(kept[1].values()) < sum(kept[0].values())
+
+
+def _hooked(forward, keep, **batch):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        return forward(**batch)
 
 
 @pytest.mark.slow

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from granite_scu.model.mamba2.tiling import kind_of, pieces, put
 
 CHUNK, LONG_CHUNK = 64, 128
-"""Tokens per chunk on a CPU and on a GPU. What is quadratic in a chunk costs O(chunk) a token, what is made of its state
-O(1/chunk): with 64 states and 64 channels a head, a GPU moves least at 128, and a CPU multiplies fastest at 64."""
+"""Tokens per chunk on a CPU and on a GPU. What is quadratic in a chunk costs O(chunk) a token, its state O(1/chunk): of
+heads with a state of 128 x 64, a GPU moves least at 128, and a CPU multiplies fastest at 64."""
 
 UNITS = {torch.float16: 2.0**-6}
 """What a state is multiplied by where it is kept in a dtype. fp16 has no number above 65,504, and the state of a slow

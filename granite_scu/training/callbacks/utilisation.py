@@ -56,7 +56,7 @@ def advice(record: dict, settings: dict[str, Any]) -> str:
     if peak and total and peak < 0.8 * total:
         bigger = f"--batch-size {2 * settings['batch_size']}"
         found.append(f"{peak:.1f} of {total:.1f} GiB are used, so raise {bigger} and halve the accumulation")
-        if settings["gradient_checkpointing"]:
+        if settings["gradient_checkpointing"] is True:
             found.append("or try --no-gradient-checkpointing, which computes a quarter less")
     if settings["precision"] == "32-true":
         found.append("fp32 has half the rate of bf16 at most: --precision auto")
