@@ -20,7 +20,9 @@ model: resident on a CPU, of the allocator on CUDA; ``ours_first_s`` is our firs
 which compiles. ``mfu`` counts 4 operations a token and frozen weight; none on a CPU
 unless ``--peak-tflops`` says what it could do. ``predicted_s`` is what ``granite-scu plan``
 expects of a step on this CPU, ``predicted_ratio`` that over ``computed_s``, what ours took without its waiting for
-others. ``--model`` takes a folder too. ``--sides`` may be one alone, and has ``trl`` too: TRL's SFTTrainer as it comes.
+others (``theirs_computed_s``, ``trl_computed_s``). ``bound_s`` is what the matrix products of a step take by themselves
+on a CPU, ``of_bound`` how many times that ours took. ``--model`` takes a folder too. ``--sides`` may be one alone, and
+has ``trl`` too: TRL's SFTTrainer as it comes.
 ``--variants`` trains ours with further flags too, one after the other, so that no more memory is needed, and so do the
 sides with ``--apart``: ``eager_s``, ``eager_extra_gb``, ``eager_last_loss``, and ``eager_reason`` where it could not be
 measured.
@@ -63,7 +65,9 @@ COLUMNS = {
     "ours_tokens_per_s": "ours tokens/s|,.0f", "theirs_tokens_per_s": "theirs|,.0f",
     "ours_mfu": "ours MFU|.1%", "theirs_mfu": "theirs|.1%",
     "ours_extra_gb": "ours GiB|.3f", "theirs_extra_gb": "theirs|.3f", "memory_ratio": "ratio|.2f",
-    "computed_s": "computed s|.3f", "predicted_s": "predicted s|.3f", "predicted_ratio": "of it|.2f",
+    "computed_s": "computed s|.3f", "theirs_computed_s": "theirs|.3f", "trl_computed_s": "TRL|.3f",
+    "bound_s": "products s|.3f", "of_bound": "of them|.2f",
+    "predicted_s": "predicted s|.3f", "predicted_ratio": "of it|.2f",
     "first_loss": "first loss|.4f", "ours_last_loss": "ours last|.4f", "theirs_last_loss": "theirs|.4f",
     "max_rel_err": "difference|.0e",
     "ours_first_s": "ours first s|.1f",
@@ -119,6 +123,8 @@ def run_case(
     if device == "cpu" and "ours" in sides:
         predicted, computed = predicted_seconds(case), ratio(found["ours"].computed, case.block)
         facts |= {"predicted_s": predicted, "computed_s": computed, "predicted_ratio": ratio(predicted, computed)}
+        facts |= {f"{name}_computed_s": ratio(side.computed, case.block) for name, side in found.items()}
+        facts |= {"bound_s": (bound := training.bound_seconds(case)), "of_bound": ratio(computed, bound)}
     facts["sides"] = sides
     for name in {*found} - {*SIDES[:2]}:
         facts |= _alone(name, found[name], case)

@@ -5,8 +5,11 @@ same AdamW, cosine schedule, clipping and precision. Base weights are held in th
 autocast), adapters in fp32, which is what both libraries do by default.
 """
 
+import statistics
 import tempfile
+import time
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -129,6 +132,40 @@ def frozen_weights(model: str) -> int:
 
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(loading.load_model_config(model)).num_parameters()
+
+
+def bound_seconds(case: Case) -> float:
+    """What a CPU's fastest matrix products of a step take by themselves: base and adapters of every layer, forward and
+    backward, and the output head. No attention, nothing between them."""
+    from transformers import AutoModelForCausalLM
+
+    from granite_scu.config.settings import LoraConfig
+    from granite_scu.model import adapters, loading
+    from granite_scu.model.mamba2.tiling import product
+
+    with torch.device("meta"):
+        config = loading.load_model_config(case.name)
+        shapes = Counter(adapters.shapes(AutoModelForCausalLM.from_config(config), LoraConfig()))
+    dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
+
+    def seconds(rows: int, inner: int, columns: int) -> float:
+        left, right = torch.ones(rows, inner, dtype=dtype), torch.ones(columns, inner, dtype=dtype).mT
+        times = []
+        for _ in range(6):
+            begun = time.thread_time()
+            product(left, right)
+            times.append(time.thread_time() - begun)
+        return statistics.median(times[1:])
+
+    tokens, total = case.tokens, 0.0
+    shapes[config.vocab_size, config.hidden_size, 0] = 1  # the head has no adapter
+    for (out, into, rank), count in shapes.items():
+        products = [(tokens, into, out), (tokens, out, into)]
+        if rank:
+            products += [(tokens, into, rank), (tokens, rank, out), (tokens, out, rank), (tokens, rank, into)]
+            products += [(rank, tokens, into), (out, tokens, rank)]
+        total += count * sum(seconds(*each) for each in products)
+    return total
 
 
 def largest_difference(ours: list[float], theirs: list[float]) -> float | None:
@@ -337,7 +374,8 @@ def _gated_trainer(trainer: type, gate: Gate, case: Case) -> tuple[Any, Any]:
 
 
 def _adapted(case: Case) -> torch.nn.Module:
-    """The library's model with adapters on every linear layer, as ours has them."""
+    """The library's model with PEFT's adapters on the layers, and of the rank, that ours has."""
+    import peft
     from transformers import AutoModelForCausalLM
 
     from granite_scu.config.settings import LoraConfig
@@ -345,7 +383,9 @@ def _adapted(case: Case) -> torch.nn.Module:
 
     dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
     base = AutoModelForCausalLM.from_pretrained(finding.resolve(case.name), dtype=dtype)
-    adapted = adapters.attach(base, LoraConfig())
+    layers, lora = list(adapters.linear_layers(base)), LoraConfig().resolved()
+    config = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=layers, task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(base, config)
     reset_adapters(adapted)
     return adapted
 

@@ -25,6 +25,7 @@ from granite_scu.model import experts
 from granite_scu.model.adapter_files import check_config, factor_names, is_of_experts, modules_of
 from granite_scu.model.description_length import LowRankUpdate
 from granite_scu.model.loading import load_model
+from granite_scu.model.mamba2 import norm
 from granite_scu.model.mamba2.tiling import kind_of, product
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, WEIGHTS
 
@@ -400,6 +401,7 @@ class _WithAdapter(torch.autograd.Function):
 
 def _with_our_products(model: peft.PeftModel) -> peft.PeftModel:
     experts.install(model)
+    norm.install(model)
     for module in model.modules():
         is_linear = isinstance(module, LoraLayer) and not isinstance(module, ParamWrapper)
         if is_linear and ADAPTER not in module.lora_variant:

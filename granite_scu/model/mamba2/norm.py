@@ -1,5 +1,6 @@
-"""The gated RMS norm behind the scan, with a backward pass of its own that keeps its inputs only."""
+"""RMS norms, gated behind the scan and plain, with a backward pass of their own that keeps their inputs only."""
 
+from types import MethodType
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from granite_scu.model.mamba2.conv import blocks
-from granite_scu.model.mamba2.tiling import put
+from granite_scu.model.mamba2.tiling import kind_of, put
 
 
 def gated_norm(hidden: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int, dtype: torch.dtype) -> Tensor:
@@ -75,6 +76,47 @@ class _GatedNorm(torch.autograd.Function):
             d_hidden = put(d_hidden, block, d_product * activation)
             d_gate = put(d_gate, block, torch.ops.aten.silu_backward(d_product.mul_(h), z))
         return d_hidden, d_gate, d_weight.to(weight.dtype), None, None, None
+
+
+PLAIN = tuple(
+    f"{family}RMSNorm"
+    for family in ("Granite", "GraniteMoe", "GraniteMoeHybrid", "Llama", "Mistral", "Olmo2", "Qwen2", "Qwen3")
+)
+"""Classes of transformers that compute ``_Norm``, by name."""
+
+
+def install(model: nn.Module) -> None:
+    """Have the plain norms of a model computed by ``_Norm`` on a CPU: by their own operators they keep fp32 copies."""
+    for module in model.modules():
+        if type(module).__name__ in PLAIN:
+            module.forward = MethodType(_forward, module)
+
+
+def _forward(module: nn.Module, hidden: Tensor) -> Tensor:
+    if kind_of(hidden.device) != "cpu" or torch.compiler.is_compiling():
+        return type(module).forward(module, hidden)
+    return _Norm.apply(hidden, module.weight, module.variance_epsilon)
+
+
+class _Norm(torch.autograd.Function):
+    """weight * h / sqrt(mean(h^2) + eps), (..., channels), computed in fp32 or wider."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+        normed, inverse = _normed(hidden.to(torch.promote_types(hidden.dtype, torch.float32)), eps, 1)
+        ctx.save_for_backward(hidden, weight, inverse)
+        return normed.to(hidden.dtype) * weight
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, inverse = ctx.saved_tensors
+        inverse = inverse.squeeze(-1)
+        normed = hidden * inverse  # in fp32, as the second is
+        d_weight = (d_out * normed).flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        d_normed = (d_out * weight).to(normed.dtype)
+        shared = (d_normed * normed).mean(-1, keepdim=True)
+        return d_normed.addcmul_(normed, shared, value=-1).mul_(inverse).to(hidden.dtype), d_weight, None
 
 
 def _normed(h: Tensor, eps: float, groups: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,6 @@
-"""The gated norm and its gradient against the library's module."""
+"""The norms and their gradients against the library's modules."""
+
+from importlib import import_module
 
 import pytest
 import torch
@@ -6,7 +8,7 @@ from rounding import rounding
 from torch import nn
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridRMSNormGated
 
-from granite_scu.model.mamba2.norm import gated_norm, groups_of, is_gated_norm
+from granite_scu.model.mamba2.norm import PLAIN, gated_norm, groups_of, install, is_gated_norm
 
 
 def norm_of(channels=12, groups=1):
@@ -61,3 +63,24 @@ def test_the_library_s_norm_is_known_and_others_are_not_taken_for_it():
     assert is_gated_norm(norm_of(groups=3))
     assert not is_gated_norm(GateAfterNorm(12, 12))
     assert not is_gated_norm(nn.LayerNorm(12))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_norm_is_the_librarys(name, dtype):
+    family = name.removesuffix("RMSNorm").lower()
+    norm = getattr(import_module(f"transformers.models.{family}.modeling_{family}"), name)(12)
+    nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(2))
+    hidden, weight = inputs()
+    hidden, norm = hidden.detach().to(dtype).requires_grad_(), norm.to(dtype)
+
+    def results():
+        found = norm(hidden)
+        return found, *torch.autograd.grad((found * weight.detach().to(dtype)).sum(), (hidden, norm.weight))
+
+    expected = results()
+    install(nn.Sequential(norm))
+    assert "forward" in vars(norm)
+    for one, other in zip(results(), expected, strict=True):
+        # A handful of roundings to the dtype, of numbers as large as the largest.
+        torch.testing.assert_close(one, other, rtol=0, atol=4 * rounding(1.01, dtype) * float(other.abs().max()))
