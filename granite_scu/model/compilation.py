@@ -7,6 +7,7 @@ attention layer. The norm behind them is a third.
 And modes that a model is in for a while: not compiled, evaluation, without dropout.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -93,8 +94,12 @@ def recompute_activations(model: PreTrainedModel, how: Recomputed) -> None:
         model: whose layers it is done to.
         how: ``selective`` or True; with False nothing is done.
     """
+    context = {}
+    if how == "selective":
+        context = {"context_fn": _all_but_products}
+        # It warns of operators that overwrite a product, once for all models; no layer has one, as its gradient shows.
+        logging.getLogger("torch._higher_order_ops.wrap").addFilter(lambda record: "context_fn" not in str(record.msg))
     if how:
-        context = {"context_fn": _all_but_products} if how == "selective" else {}
         model.gradient_checkpointing_enable({"use_reentrant": False, **context})
 
 
