@@ -102,7 +102,8 @@ def drift_of(model: nn.Module, base: Tensor, now: Tensor, plain: bool, chunk: in
     head, scaling = model.get_output_embeddings().weight, getattr(model.config, "logits_scaling", 1.0)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else now.dtype
     with torch.autocast(device, enabled=False):
-        args = (now.to(dtype), base.to(dtype), head.detach().to(dtype), scaling, chunk or chunk_on(device) // BUFFERS)
+        chunk = chunk or (chunk_on(device) if device == "cpu" else chunk_on(device) // BUFFERS)
+        args = (now.to(dtype), base.to(dtype), head.detach().to(dtype), scaling, chunk)
         return _ChunkedDrift.apply(*args)
 
 

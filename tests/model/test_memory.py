@@ -104,9 +104,9 @@ def test_4_bit_weights_are_as_large_as_those_of_bitsandbytes(config):
 
 
 def test_what_takes_less_is_predicted_to_take_less(config):
-    plain = memory.predict(config, SETTING).total
-    assert memory.predict(config, checkpointed(SETTING)).total < 0.6 * plain
-    assert memory.predict(config, replace(SETTING, batch_size=2)).total < 0.7 * plain
+    plain = memory.predict(config, SETTING)
+    assert memory.predict(config, checkpointed(SETTING)).total < 0.6 * plain.total
+    assert memory.predict(config, replace(SETTING, batch_size=2)).step < 0.6 * plain.step  # half, and what is fixed
     assert memory.predict(config, replace(SETTING, processes=2)).adapters > memory.predict(config, SETTING).adapters
 
 

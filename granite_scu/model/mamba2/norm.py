@@ -1,4 +1,4 @@
-"""RMS norms, gated behind the scan and plain, with a backward pass of their own that keeps their inputs only."""
+"""RMS norms, gated behind the scan and plain, and gates of MLPs, with a backward pass that keeps their inputs only."""
 
 from types import MethodType
 from typing import Any
@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from granite_scu.model.mamba2.conv import blocks
-from granite_scu.model.mamba2.tiling import kind_of, put
+from granite_scu.model.mamba2.tiling import kind_of, pieces, put
 
 
 def gated_norm(hidden: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int, dtype: torch.dtype) -> Tensor:
@@ -78,24 +78,68 @@ class _GatedNorm(torch.autograd.Function):
         return d_hidden, d_gate, d_weight.to(weight.dtype), None, None, None
 
 
-PLAIN = tuple(
-    f"{family}RMSNorm"
-    for family in ("Granite", "GraniteMoe", "GraniteMoeHybrid", "Llama", "Mistral", "Olmo2", "Qwen2", "Qwen3")
-)
+DENSE = ("Granite", "Llama", "Mistral", "Olmo2", "Qwen2", "Qwen3")
+PLAIN = tuple(f"{family}RMSNorm" for family in (*DENSE, "GraniteMoe", "GraniteMoeHybrid"))
 """Classes of transformers that compute ``_Norm``, by name."""
+
+GATED = tuple(f"{family}MLP" for family in DENSE)
+"""Those that compute down(act(gate(x)) * up(x))."""
+
+ROWS = 64
+"""Tokens whose gates are worked on at once on a CPU: they stay in its cache."""
 
 
 def install(model: nn.Module) -> None:
-    """Have the plain norms of a model computed by ``_Norm`` on a CPU: by their own operators they keep fp32 copies."""
+    """Have plain norms and gates computed by ``_Norm`` and ``_Gate`` on a CPU: by their own operators they keep more.
+
+    Args:
+        model: from transformers; adapters may be on it.
+    """
     for module in model.modules():
-        if type(module).__name__ in PLAIN:
-            module.forward = MethodType(_forward, module)
+        if (name := type(module).__name__) in PLAIN:
+            module.forward = MethodType(_norm, module)
+        elif name in GATED and module.config.hidden_act in ("silu", "swish"):
+            module.forward = MethodType(_mlp, module)
 
 
-def _forward(module: nn.Module, hidden: Tensor) -> Tensor:
-    if kind_of(hidden.device) != "cpu" or torch.compiler.is_compiling():
+def _elsewhere(hidden: Tensor) -> bool:
+    return kind_of(hidden.device) != "cpu" or torch.compiler.is_compiling()
+
+
+def _norm(module: nn.Module, hidden: Tensor) -> Tensor:
+    if _elsewhere(hidden):
         return type(module).forward(module, hidden)
     return _Norm.apply(hidden, module.weight, module.variance_epsilon)
+
+
+def _mlp(module: nn.Module, hidden: Tensor) -> Tensor:
+    if _elsewhere(hidden):
+        return type(module).forward(module, hidden)
+    return module.down_proj(_Gate.apply(module.gate_proj(hidden), module.up_proj(hidden)))
+
+
+class _Gate(torch.autograd.Function):
+    """SiLU(gate) * up, (..., channels)."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        out = torch.empty_like(up, memory_format=torch.contiguous_format)
+        g, u, o = (t.flatten(0, -2) for t in (gate, up, out))
+        for part in pieces(len(o), ROWS, o.device):
+            torch.mul(F.silu(g[part]), u[part], out=o[part])
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        d_gate, d_up = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (gate, up))
+        g, u, d, dg, du = (t.flatten(0, -2) for t in (gate, up, d_out, d_gate, d_up))
+        for part in pieces(len(d), ROWS, d.device):
+            torch.mul(F.silu(g[part]), d[part], out=du[part])
+            dg[part] = torch.ops.aten.silu_backward(d[part] * u[part], g[part])
+        return d_gate, d_up
 
 
 class _Norm(torch.autograd.Function):
