@@ -92,14 +92,14 @@ def open_base(
 
 
 def settle_machine(
-    request: Request, config: PretrainedConfig, card: hardware.Device | None
+    request: Request, model: Base, card: hardware.Device | None
 ) -> tuple[Request, machines.Machine, list[str]]:
     """The machine, with an attention that the model has; the request with whether the model is compiled on it; and
     why a CPU's precision is what it is, where that was measured.
 
     Args:
         request: what is asked for; what is wrong with it alone has been refused.
-        config: of the model.
+        model: the base, not loaded.
         card: is planned for in place of this machine's device.
 
     Raises:
@@ -108,14 +108,14 @@ def settle_machine(
     machine = machines.resolve_request(request, card)
     if not card:
         kernels.check(machine.kernels, machine.accelerator)
-    attention = loading.choose_attention(config, request.base.attention, machine.attention)
+    attention = loading.choose_attention(model.config, request.base.attention, machine.attention)
     if attention != machine.attention:
-        log.info("--attn auto: %s, as %s models have no %s", attention, config.model_type, machine.attention)
+        log.info("--attn auto: %s, as %s models have no %s", attention, model.config.model_type, machine.attention)
     if warning := presets.mismatch(request.hardware, machine.device):
         log.warning(warning)
     base = replace(request.base, compile=machine.compiled)
     request, machine = replace(request, base=base), replace(machine, attention=attention)
-    seconds = {} if card else _seconds_of_a_step(request, config, machine)
+    seconds = {} if card else _seconds_of_a_step(request, model, machine)
     if not seconds:
         return request, machine, []
     precision = faster(seconds)
@@ -137,17 +137,19 @@ def faster(seconds: Mapping[str, float]) -> str:
     return FP32 if seconds[FP32] < WORTH_FP32 * seconds[narrow] else narrow
 
 
-def _seconds_of_a_step(request: Request, config: PretrainedConfig, machine: machines.Machine) -> dict[str, float]:
+def _seconds_of_a_step(request: Request, model: Base, machine: machines.Machine) -> dict[str, float]:
     """Of a token, by precision, where nobody chose one and a CPU has another than fp32. Few layers are tried, once
     for a machine and a model; several processes, and runs that are to be the same elsewhere, have no time to agree on.
     """
     fixed = request.trainer.precision or request.trainer.deterministic or request.base.quantize_4bit
     if fixed or machine.accelerator != "cpu" or machine.precision == FP32 or machine.world_size > 1:
         return {}
+    if 4 * model.size.frozen > machine.memory_limit(None):  # bytes of fp32
+        return {}
     setting = replace(memory_budget.setting_of(request, machine), batch_size=TRIED[0], block_size=TRIED[1])
     known = [machine.device.name, torch.get_num_threads()]
     paces = {
-        name: step_time.on_cpu(config, replace(setting, dtype=loading.WEIGHT_DTYPES[name]), known)
+        name: step_time.on_cpu(model.config, replace(setting, dtype=loading.WEIGHT_DTYPES[name]), known)
         for name in (machine.precision, FP32)
     }
     return {name: pace.step for name, pace in paces.items()}

@@ -61,7 +61,7 @@ def prepare(
 
     # The model, not yet loaded, and the machine: what is wrong with the request itself has been said by then.
     request, base = open_base(request, resume, tokenizer)
-    request, machine, measured = settle_machine(request, base.config, card)
+    request, machine, measured = settle_machine(request, base, card)
 
     # The text, and what nobody gave of blocks, steps, rate and controller, fitted to it.
     data, console, block = data or build_data(request), console or Console(), request.data.block_size

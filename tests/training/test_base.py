@@ -7,8 +7,8 @@ from devices import AMX
 from granite_scu import hardware
 from granite_scu.cli.script_flags import translate
 from granite_scu.config.settings import TINY_MODEL
-from granite_scu.model import loading, step_time
-from granite_scu.training.base import settle_machine
+from granite_scu.model import flops, loading, step_time
+from granite_scu.training.base import Base, settle_machine
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,9 @@ def test_a_cpu_trains_in_the_precision_whose_step_was_faster(monkeypatch, bf16, 
     paces = {torch.bfloat16: bf16, torch.float32: 0.45}
     monkeypatch.setattr(step_time, "on_cpu", lambda config, setting, machine: step_time.Pace(paces[setting.dtype], 1.0))
     layers, _ = translate(["--model", TINY_MODEL, "--data-dir", "stdlib-docs", "--accelerator", "cpu", *flags])
-    _, machine, why = settle_machine(layers.request(), loading.known_config(TINY_MODEL), None)
+    request = layers.request()
+    base = Base(None, loading.known_config(TINY_MODEL), None, flops.measure(TINY_MODEL, request.lora, 64, None))
+    _, machine, why = settle_machine(request, base, None)
     assert machine.precision == precision
     told = {"32-true": "--precision fp32: a step measured here takes 0.83 times", "bf16-mixed": "1.07 times"}
     assert len(why) == (not flags) and all(told[precision] in line for line in why)
