@@ -263,7 +263,7 @@ class BaseConfig(Group):
         kernels: of the Mamba-2 layers; ``auto`` takes compiled ones where installed and proven right, and PyTorch
             elsewhere; ``cuda`` insists on compiled ones; ``hub`` fetches, and insists on, the hub's.
         gradient_checkpointing: recompute activations in the backward pass, about 30 % slower; selective, of a compiled
-            model all but products, about 4 %; null takes what the run is predicted to fit with, fastest first.
+            model all but products, about 5 %; null takes what the run is predicted to fit with, fastest first.
         compile: compile the decoder's layers (torch.compile); null does on a GPU with Triton.
         compile_mode: mode of torch.compile; max-autotune without CUDA graphs.
     """
