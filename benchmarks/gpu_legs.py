@@ -307,8 +307,9 @@ def evidence(work: Work) -> Finding:
         raise Skipped("research/real is not in this checkout")
     kept, general = work.results / "evidence.jsonl", ROOT / "research" / "evidence" / "real"
     work.folder.mkdir(parents=True, exist_ok=True)
-    for path in general.glob("general-*.jsonl"):  # which else the base would have to write
-        shutil.copy(path, work.folder)
+    for kind in ("general-*.jsonl", "said-*.json"):  # what else the base would have to write
+        for path in general.glob(kind):
+            shutil.copy(path, work.folder)
     runs = work.folder / "runs.jsonl"
     line = ["-m", "research.real", "--device", work.device, "--results", runs, "--minutes", work.seconds_left / 60]
     if work.device == "cuda":

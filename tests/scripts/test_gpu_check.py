@@ -10,10 +10,11 @@ import pytest
 from scripted import SCRIPTS, script
 from torch.autograd import DeviceType
 
-from benchmarks import gpu_runs, gpu_steps
+from benchmarks import gpu_legs, gpu_runs, gpu_steps
 from benchmarks.gpu_legs import Leg
-from benchmarks.gpu_work import Finding, OutOfTime, Skipped, Table, Work, end_with_children
+from benchmarks.gpu_work import Call, Finding, OutOfTime, Skipped, Table, Work, end_with_children
 from granite_scu.config.errors import RunFailed
+from research.real.grid import STAGES
 
 check = script("gpu_check")
 
@@ -168,8 +169,9 @@ def gpu_work(tmp_path, **info):
     return Work(tmp_path, "cuda", 20, {"info": info, "recommended": {"precision": "bf16-mixed"}})
 
 
-def test_a_run_is_held_to_the_tolerance_of_its_precision(runs, tmp_path):
+def test_a_run_is_held_to_its_own_reference_in_the_tolerance_of_its_precision(runs, tmp_path):
     runs |= {"fp32": 5.001, "bf16": 5.001, "compiled": RunFailed("no compiler"), "4-bits": float("nan")}
+    runs |= {"reference-accumulated": 4.5, "accumulated-by-3": 4.5}
     found = gpu_runs.parity(gpu_work(tmp_path))
     assert {fault.partition(":")[0] for fault in found.faults} == {"fp32", "compiled", "4 bits"}
     assert "compiled: no compiler" in found.faults
@@ -177,9 +179,12 @@ def test_a_run_is_held_to_the_tolerance_of_its_precision(runs, tmp_path):
     assert {row["run"]: row["verdict"] for row in table.rows}["bf16"] == "passed"
 
 
-def test_runs_that_train_something_else_have_a_reference_of_their_own(runs, tmp_path):
-    runs |= {"reference-accumulated": 4.5, "accumulated-by-3": 4.5}
-    assert gpu_runs.parity(gpu_work(tmp_path)).faults == ()
+def test_runs_of_the_protocol_find_what_the_bases_have_written_before(monkeypatch, tmp_path):
+    monkeypatch.setattr(Work, "python", lambda self, name, *line, **cards: Call(0, "", ""))
+    gpu_legs.evidence(work := Work(tmp_path, "cpu", 2, CPU, deadline=time.monotonic() + 60))
+    kept = gpu_legs.ROOT / "research" / "evidence" / "real"
+    written = {path.name for base in STAGES["A"].bases for path in kept.glob(f"*-{base}*")}
+    assert written and written == {path.name for path in work.folder.iterdir()}
 
 
 def test_precisions_that_the_card_lacks_are_skipped_with_the_reason(runs, tmp_path):
