@@ -55,7 +55,8 @@ def kept(kernels: mamba.Kernels, documents: bool) -> int:
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_keeps_no_more_than_ours_do_by_which_memory_is_predicted(name, documents):
-    assert kept(OPERATORS[name], documents) <= kept(mamba.TORCH, documents)
+    step = 2 * 1024 * SIZES.heads * 4  # ours keep dt once; fla's twice, a hundredth of all
+    assert kept(OPERATORS[name], documents) <= kept(mamba.TORCH, documents) + step
 
 
 @pytest.mark.skipif(torch.__version__ < "2.11", reason="compiles nothing within a fake mode")
