@@ -359,6 +359,8 @@ class _Linear(lora_layers.Linear):
         return _WithAdapter.apply(inputs, weight, *factors).view(shape)
 
     def _is_ours(self, name: str) -> bool:
+        if name not in self.lora_A:  # an adapter of other layers
+            return False
         dropout = self.lora_dropout[name]
         without = isinstance(dropout, nn.Identity) or not dropout.training
         return isinstance(self.lora_variant.get(name), _OneProduct) and without and self.lora_B[name].bias is None

@@ -17,6 +17,7 @@ import torch._inductor
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from granite_scu.config.settings import Recomputed
 
@@ -83,6 +84,11 @@ def is_product(operator: Any) -> bool:
     """Whether an operator is dear: a matrix product, attention, or a kernel of a Mamba-2 layer."""
     namespace, _, name = getattr(operator, "_name", "").partition("::")
     return namespace in KERNELS or (namespace == "aten" and name.partition(".")[0] in PRODUCTS)
+
+
+def can_keep_products() -> bool:
+    """Whether transformers recomputes inside of a compiled layer, so that the compiler sees it: 5.17 does around it."""
+    return "__call__" not in vars(GradientCheckpointingLayer)
 
 
 def recompute_activations(model: PreTrainedModel, how: Recomputed) -> None:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 import psutil
 import torch
+import transformers
 
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.request import Request
@@ -16,6 +17,7 @@ from granite_scu.config.settings import MAX_BATCH, Recomputed, listed
 from granite_scu.hardware import GIB
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading, memory
+from granite_scu.model.compilation import can_keep_products
 from granite_scu.model.loading import WEIGHT_DTYPES
 
 SHORTEST = 256
@@ -56,14 +58,20 @@ def with_checkpointing_settled(request: Request, machine: Machine) -> Request:
     """The request with its activations recomputed, or not: where nothing is asked for, the fastest way that fits.
 
     Raises:
-        UserError: they are to be recomputed in a way that is for compiled layers, and these are not.
+        UserError: they are to be recomputed in a way that is for compiled layers, and these are not, or transformers
+            is too old for it.
     """
-    asked = request.base.gradient_checkpointing
+    asked, selects = request.base.gradient_checkpointing, machine.compiled and can_keep_products()
     if asked == "selective" and not machine.compiled:
         raise UserError("--gradient-checkpointing selective: layers are not compiled here; give --torch-compile, or on")
+    if asked == "selective" and not selects:
+        raise UserError(
+            f"--gradient-checkpointing selective: transformers {transformers.__version__} is too old for it; pip "
+            "install 'transformers>=5.23', or give on"
+        )
     if asked is not None:
         return request
-    ways = [_recomputing(request, how) for how in (False, "selective", True) if how != "selective" or machine.compiled]
+    ways = [_recomputing(request, how) for how in (False, "selective", True) if how != "selective" or selects]
     return next((way for way in ways[:-1] if fits(way, machine)), ways[-1])
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from granite_scu import hardware
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
@@ -82,7 +83,7 @@ def open_checkpoint(folder: RunFolder, resume: str | None) -> Resume | None:
     return Resume(path, state, checkpoint_list.lies_in(folder, resume))
 
 
-AS_BEFORE = (*FITTED, "data.on_long", "drift.max_drift", "trainer.precision")
+AS_BEFORE = (*FITTED, "data.on_long", "drift.max_drift")
 """Settings that a run which continues keeps."""
 
 
@@ -97,12 +98,20 @@ def with_checkpoint_settings(request: Request, resume: Resume) -> Request:
     has_length = request.trainer.max_steps > 0 or request.data.num_epochs is not None
     keys = [*AS_BEFORE, *(() if has_length else ("trainer.max_steps",))]
     before = resume.state["settings"]
+    if _measures_precision(request, before):
+        keys.append("trainer.precision")
     unset = [key for key in keys if key not in request.given]
     values = {key: value for key in unset if (value := before.get(flags.NAMES[key])) is not None}
     with attribute_errors_to_checkpoint(resume):
         if any(not isinstance(value, float | int | str) or isinstance(value, bool) for value in values.values()):
             raise TypeError("a setting is no number")
         return replace(request.with_values(values), given=request.given | values.keys())
+
+
+def _measures_precision(request: Request, before: dict[str, Any]) -> bool:
+    """Whether a CPU would measure anew what a CPU has chosen, and has that."""
+    here, chosen = request.trainer.accelerator, before.get(flags.NAMES["trainer.precision"])
+    return here == before.get("device") == "cpu" and (chosen != "bf16-mixed" or hardware.detect(here).supports_bf16)
 
 
 @contextmanager

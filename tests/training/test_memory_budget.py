@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from devices import CPU, RTX_3060, T4
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from granite_scu.cli.script_flags import translate
 from granite_scu.config.errors import RunFailed, UserError
@@ -103,6 +104,19 @@ def test_activations_are_recomputed_where_they_are_predicted_not_to_fit_and_noth
     assert [settled(0.02), settled(0.01), settled(0.001)] == [False, True, True]
     assert settled(0.01, "--base.gradient_checkpointing=false") is False
     assert settled(0.02, "--base.gradient_checkpointing=true") is True
+
+
+def test_products_are_kept_only_where_the_compiler_sees_what_is_recomputed(asked, monkeypatch):
+    def settled(*flags):
+        request, found = asked(T4, "--run.memory_fraction=0.016", *flags)
+        return memory_budget.with_checkpointing_settled(request, replace(found, compiled=True)).base
+
+    assert settled().gradient_checkpointing == "selective"
+    # As up to transformers 5.17, where a compiled layer is called inside of the checkpoint.
+    monkeypatch.setattr(GradientCheckpointingLayer, "__call__", torch.nn.Module.__call__)
+    assert settled().gradient_checkpointing is True
+    with pytest.raises(UserError, match="--gradient-checkpointing selective: transformers"):
+        settled("--base.gradient_checkpointing=selective")
 
 
 @pytest.mark.parametrize(
