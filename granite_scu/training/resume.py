@@ -109,7 +109,7 @@ def with_checkpoint_settings(request: Request, resume: Resume) -> Request:
 
 
 def _measures_precision(request: Request, before: dict[str, Any]) -> bool:
-    """Whether a CPU would measure anew what a CPU has chosen, and has that."""
+    """Whether a CPU would measure again what a CPU has chosen, and has that."""
     here, chosen = request.trainer.accelerator, before.get(flags.NAMES["trainer.precision"])
     return here == before.get("device") == "cpu" and (chosen != "bf16-mixed" or hardware.detect(here).supports_bf16)
 
