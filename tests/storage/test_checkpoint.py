@@ -76,7 +76,8 @@ def test_peft_alone_loads_the_adapter_as_it_lies(trained, make_batches):
     base = loading.load_model(BaseConfig(module.base.name), torch.float32)
     loaded = peft.PeftModel.from_pretrained(base, folder)
     (batch,) = make_batches(1)
-    assert torch.equal(nats(loaded, batch), nats(module.model.eval(), batch))
+    with torch.no_grad():  # but for the order in which our layers on a CPU take their sums
+        torch.testing.assert_close(nats(loaded, batch), nats(module.model.eval(), batch))
 
 
 def test_the_adapter_names_its_base_as_the_user_did(trained, tmp_path):
