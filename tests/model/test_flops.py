@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, LoraConfig
 from granite_scu.model import adapters, flops, loading
-from granite_scu.model.mamba2 import tiling
 
 BLOCK = 64
 
@@ -34,7 +33,7 @@ def dense_config():
 
 
 def test_a_dense_model_takes_what_pytorch_counts(dense_config, tmp_path, monkeypatch):
-    monkeypatch.setattr(tiling, "onednn_is_faster", lambda: False)  # PyTorch does not count oneDNN's products
+    monkeypatch.setattr(adapters, "_is_plain", lambda layer: False)  # PyTorch counts no addmm_ and none of oneDNN's
     dense_config.save_pretrained(tmp_path)
     lora = LoraConfig(rank=4)
     expected = flops.measure(str(tmp_path), lora, BLOCK)
