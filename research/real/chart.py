@@ -47,13 +47,17 @@ def auto(judgement: Judgement) -> Figure:
 
 
 def drift(judgement: Judgement) -> Figure:
-    """What each arm learned over what it lost, the mean of bases and tasks: to the upper left is better."""
+    """What each arm learned over what it lost, the mean of the bases and tasks that all of them have: to the upper left
+    is better."""
+    arms = {arm: of for arm, of in {("R", 0.0): judgement.plain, **judgement.arms}.items() if of}
+    common = set.intersection(*map(set, arms.values())) if arms else set()
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes, shown = figure.subplots(), {}
-    for (arm, value), of in {("R", 0.0): judgement.plain, **judgement.arms}.items():
+    for (arm, value), every in arms.items():
         if arm == "plain":
             continue
+        of = {key: judged for key, judged in every.items() if key in common}
         lost, learned = (difference(what, of, None, judgement.finished) for what in ("others", "test"))
         if lost and learned:
             colour, marker = LOOKS[arm]
@@ -64,7 +68,7 @@ def drift(judgement: Judgement) -> Figure:
     if not shown:
         raise UserError("--chart: no arm has its rate yet; run --stage first")
     axes.axvline(0, color=style.FAINT)
-    axes.set_xlabel("four other texts: points above the base", fontsize=style.TICKS)
+    axes.set_xlabel(f"four other texts: points above the base (tasks: {len(common)})", fontsize=style.TICKS)
     axes.set_ylabel("own test text: points below the base", fontsize=style.TICKS)
     style.tidy(axes)
     figure.legend(shown.values(), shown, loc="outside upper center", ncols=5, frameon=False, fontsize=style.LEGEND)
