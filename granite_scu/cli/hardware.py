@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     from granite_scu.model.memory import of_default_model  # late: so does transformers
 
     if options.json:
-        recommended = advice.get_recommended_config(of_default_model)
+        recommended = _recommended(of_default_model)
         print(json.dumps({"info": advice.detect_gpu_info(), "recommended": recommended}, indent=2))
     else:
         print_hardware_info(of_default_model)
@@ -72,21 +72,28 @@ def print_hardware_info(predict: "Predictor") -> None:
         **({"CPU": device.name} if device.kind == "cpu" else {}),
     }
     print_facts("this machine", found, console)
-    print_facts("recommended", _described(advice.get_recommended_config(predict)), console)
+    print_facts("recommended", _described(_recommended(predict)), console)
     console.print(f"train with it:  {advice.training_command()}", highlight=False, soft_wrap=True)
+
+
+def _recommended(predict: "Predictor") -> dict[str, Any]:
+    from granite_scu.hardware.advice import get_recommended_config
+    from granite_scu.model.compilation import can_keep_products
+
+    return get_recommended_config(predict, can_keep_products())
 
 
 def _described(advice: dict[str, Any]) -> dict[str, str]:
     """What ``get_recommended_config`` says, for people."""
     tokens = f"{advice['batch_size']} x {advice['block_size']} tokens"
-    workers = advice["num_workers"]
+    workers, how = advice["num_workers"], advice["gradient_checkpointing"]
     return {
         "preset": advice["preset"],
         "batch": f"{tokens} x {advice['gradient_accumulation_steps']} accumulated",
         "precision": SHORT_PRECISIONS.get(advice["precision"], advice["precision"]),
         "base model in 4 bits": _yes(advice["quantize_4bit"]),
         "compiled layers": _yes(advice["compile"]),
-        "activations computed again": _yes(advice["gradient_checkpointing"]),
+        "activations computed again": {"selective": "all but products"}.get(how, _yes(how)),
         "processes that load data": str(workers) if workers else "none but the training's own",
         "memory, predicted": f"{advice['memory_gib_estimate']} GiB",
     }

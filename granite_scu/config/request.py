@@ -88,6 +88,11 @@ class Request:
                 "--fsdp: layers that are gathered cannot be compiled in one; leave out --torch-compile",
             ),
             (
+                run.fsdp and base.gradient_checkpointing == "selective",
+                "--fsdp: selective recomputation is of compiled layers, and here none are; give "
+                "--gradient-checkpointing on",
+            ),
+            (
                 self.lora.adapter is not None and self.control.actuator == "decoupled",
                 "--actuator decoupled: cannot go together with --adapter: it shrinks A and B, which leads to no "
                 "adapter at all; what leads back to the one that training starts from has twice the rank",

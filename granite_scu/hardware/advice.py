@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from granite_scu.config.settings import BaseConfig, DataConfig, LoraConfig, TrainerConfig
+from granite_scu.config.settings import BaseConfig, DataConfig, LoraConfig, Recomputed, TrainerConfig
 from granite_scu.hardware import presets
 from granite_scu.hardware.detection import GIB, MARGIN, detect
 from granite_scu.hardware.machine import resolve_precision
@@ -43,8 +43,12 @@ def detect_gpu_info() -> dict[str, Any]:
     }
 
 
-def get_recommended_config(predict: Predictor) -> dict[str, Any]:
-    """Settings for the device of this process, out of the preset that fits it; ``predict`` says what training takes.
+def get_recommended_config(predict: Predictor, keeps_products: bool = True) -> dict[str, Any]:
+    """Settings for the device of this process, out of the preset that fits it.
+
+    Args:
+        predict: what training takes.
+        keeps_products: whether compiled layers may recompute activations all but products.
 
     Returns:
         ``preset``, ``batch_size`` (blocks on each device), ``block_size`` (tokens), ``gradient_accumulation_steps``,
@@ -64,10 +68,13 @@ def get_recommended_config(predict: Predictor) -> dict[str, Any]:
     kind = device.kind
     room = (1 - MARGIN) * GIB * device.memory_gb
     blocks = accumulated * data.batch_size
-    taken = predict(base, lora, data.batch_size, data.block_size, precision, kind)
-    if taken > room and base.gradient_checkpointing is None:
-        base = replace(base, gradient_checkpointing=True)
+    compiled = kind == "cuda" if base.compile is None else base.compile
+    ways: list[Recomputed] = ["selective"] if compiled and keeps_products else []
+    for how in [False, *ways, True] if base.gradient_checkpointing is None else [base.gradient_checkpointing]:
+        base = replace(base, gradient_checkpointing=how)
         taken = predict(base, lora, data.batch_size, data.block_size, precision, kind)
+        if taken <= room:
+            break
     while taken > room and data.batch_size % 2 == 0:
         data = replace(data, batch_size=data.batch_size // 2)
         taken = predict(base, lora, data.batch_size, data.block_size, precision, kind)
@@ -77,9 +84,9 @@ def get_recommended_config(predict: Predictor) -> dict[str, Any]:
         "block_size": data.block_size,
         "gradient_accumulation_steps": blocks // data.batch_size,
         "num_workers": data.num_workers,
-        "gradient_checkpointing": bool(base.gradient_checkpointing),
+        "gradient_checkpointing": base.gradient_checkpointing,
         "quantize_4bit": base.quantize_4bit,
-        "compile": kind == "cuda" if base.compile is None else base.compile,
+        "compile": compiled,
         "compile_mode": base.compile_mode,
         "precision": precision,
         "mixed_precision": precision != "32-true",

@@ -14,11 +14,13 @@ from typing import Any
 
 import torch._functorch.config
 import torch._inductor
+import transformers
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import Recomputed
 
 MODES = {
@@ -87,8 +89,18 @@ def is_product(operator: Any) -> bool:
 
 
 def can_keep_products() -> bool:
-    """Whether transformers recomputes inside of a compiled layer, so that the compiler sees it: 5.17 does around it."""
+    """Whether transformers recomputes inside of a compiled layer, where the compiler sees it; before 5.23 around it."""
     return "__call__" not in vars(GradientCheckpointingLayer)
+
+
+def check_selective(compiled: bool) -> None:
+    """Refuse selective recomputation where layers are not compiled, or transformers is too old. Raises UserError."""
+    flag = "--gradient-checkpointing selective"
+    if not compiled:
+        raise UserError(f"{flag}: layers are not compiled here; give --torch-compile, or on")
+    if not can_keep_products():
+        version = f"transformers {transformers.__version__} is too old for it"
+        raise UserError(f"{flag}: {version}; pip install 'transformers>=5.23', or give on")
 
 
 def recompute_activations(model: PreTrainedModel, how: Recomputed) -> None:

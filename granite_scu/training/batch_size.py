@@ -48,8 +48,7 @@ def first_guess(request: Request, machine: Machine) -> Request:
             "--auto-batch-size: one process looks for the batch; run it once without --multi-gpu, with --max-steps 1, "
             "and give the --batch-size that it finds to all"
         )
-    recomputed = replace(request, base=replace(request.base, gradient_checkpointing=True))
-    for candidate in (request, recomputed) if request.base.gradient_checkpointing is None else (request,):
+    for candidate in memory_budget.recomputing(request, machine):
         if found := memory_budget.largest_that_fits(candidate, machine):
             return found
     least, allowed = memory_budget.with_batch(request, 1), machine.memory_limit(request.run.memory_fraction)
@@ -120,8 +119,8 @@ def _try(run: PreparedRun) -> int | None:
 def _short_training(run: PreparedRun, steps: int, eval_steps: int, callbacks: list[L.Callback], **changed: Any) -> None:
     """Train a fresh adapter over the first steps of the run, and let go of it. Leaves no file and no random state.
 
-    Model, data, order, seed and learning rates are the run's. Nothing is compiled: what is compiled takes no less
-    memory, and minutes.
+    Model, data, order, seed and learning rates are the run's. Layers are compiled, which takes minutes, only for what
+    selective recomputation saves: otherwise they take no less memory.
 
     Args:
         run: the run.
@@ -132,7 +131,7 @@ def _short_training(run: PreparedRun, steps: int, eval_steps: int, callbacks: li
     """
     settings = replace(run.request.trainer, callbacks=None, logger=None, **changed)
     with isolate_rng():
-        module = build_module(run, compile=False)
+        module = build_module(run, compile=run.request.base.gradient_checkpointing == "selective")
         try:
             module.configure_model()
             trainer = build_trainer(

@@ -9,15 +9,14 @@ from importlib.util import find_spec
 
 import psutil
 import torch
-import transformers
 
-from granite_scu.config.errors import RunFailed, UserError
+from granite_scu.config.errors import RunFailed
 from granite_scu.config.request import Request
 from granite_scu.config.settings import MAX_BATCH, Recomputed, listed
 from granite_scu.hardware import GIB
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading, memory
-from granite_scu.model.compilation import can_keep_products
+from granite_scu.model.compilation import can_keep_products, check_selective
 from granite_scu.model.loading import WEIGHT_DTYPES
 
 SHORTEST = 256
@@ -58,21 +57,25 @@ def with_checkpointing_settled(request: Request, machine: Machine) -> Request:
     """The request with its activations recomputed, or not: where nothing is asked for, the fastest way that fits.
 
     Raises:
-        UserError: they are to be recomputed in a way that is for compiled layers, and these are not, or transformers
-            is too old for it.
+        UserError: as ``compilation.check_selective`` does.
     """
-    asked, selects = request.base.gradient_checkpointing, machine.compiled and can_keep_products()
-    if asked == "selective" and not machine.compiled:
-        raise UserError("--gradient-checkpointing selective: layers are not compiled here; give --torch-compile, or on")
-    if asked == "selective" and not selects:
-        raise UserError(
-            f"--gradient-checkpointing selective: transformers {transformers.__version__} is too old for it; pip "
-            "install 'transformers>=5.23', or give on"
-        )
-    if asked is not None:
-        return request
-    ways = [_recomputing(request, how) for how in (False, "selective", True) if how != "selective" or selects]
-    return next((way for way in ways[:-1] if fits(way, machine)), ways[-1])
+    if request.base.gradient_checkpointing == "selective":
+        check_selective(machine.compiled)
+    *faster, last = recomputing(request, machine)
+    return next((way for way in faster if fits(way, machine)), last)
+
+
+def recomputing(request: Request, machine: Machine) -> list[Request]:
+    """The request as it is, or where it leaves open whether activations are recomputed, each way, fastest first."""
+    if request.base.gradient_checkpointing is not None:
+        return [request]
+    return [_recomputing(request, how) for how in (False, *_slower(False, machine))]
+
+
+def _slower(how: Recomputed, machine: Machine) -> list[Recomputed]:
+    """The ways to recompute that there are here and that take less memory than this one, fastest first."""
+    ways: list[Recomputed] = ["selective"] if machine.compiled and can_keep_products() else []
+    return {False: [*ways, True], "selective": [True], True: []}[how]
 
 
 def _recomputing(request: Request, how: Recomputed) -> Request:
@@ -120,7 +123,7 @@ def largest_that_fits(request: Request, machine: Machine, most: int | None = Non
 
 def advice(request: Request, machine: Machine) -> str:
     """The first change that is predicted to make the run fit, as flags; what costs least comes first."""
-    for changed in _changes(request):
+    for changed in _changes(request, machine):
         most = request.data.batch_size - (changed is request)  # a smaller batch, where nothing else changes
         found = largest_that_fits(changed, machine, max(1, most))
         if found is not None and found != request:
@@ -129,11 +132,11 @@ def advice(request: Request, machine: Machine) -> str:
     return "no batch, block or quantisation of it is predicted to fit: take a smaller --model, or a larger device"
 
 
-def _changes(request: Request) -> Iterator[Request]:
+def _changes(request: Request, machine: Machine) -> Iterator[Request]:
     yield request
+    for how in _slower(request.base.gradient_checkpointing or False, machine):
+        yield _recomputing(request, how)
     base = replace(request.base, gradient_checkpointing=True)
-    if base != request.base:
-        yield replace(request, base=base)
     if not base.quantize_4bit and find_spec("bitsandbytes"):
         base = replace(base, quantize_4bit=True)
         yield replace(request, base=base)
@@ -144,10 +147,11 @@ def _changes(request: Request) -> Iterator[Request]:
 
 def _flags(before: Request, after: Request) -> str:
     """What differs, as the script's flags."""
+    recomputed = [{True: "on"}.get(how, how) for how in (r.base.gradient_checkpointing for r in (before, after))]
     settings = (
         ("--batch-size {}", before.data.batch_size, after.data.batch_size),
         ("--gradient-accumulation-steps {}", *(r.trainer.accumulate_grad_batches for r in (before, after))),
-        ("--gradient-checkpointing", before.base.gradient_checkpointing, after.base.gradient_checkpointing),
+        ("--gradient-checkpointing {}", *recomputed),
         ("--4bit-quantization", before.base.quantize_4bit, after.base.quantize_4bit),
         ("--block-size {}", before.data.block_size, after.data.block_size),
     )

@@ -16,6 +16,7 @@ from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, Optimiz
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model import adapters, kl_divergence, loading, loss
 from granite_scu.model.compilation import (
+    check_selective,
     compile_decoder,
     evaluation_mode,
     not_compiled,
@@ -62,6 +63,8 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         start: InitialAdapter | None = None,
         measures_slopes: bool = False,
     ) -> None:
+        if base.gradient_checkpointing == "selective":
+            check_selective(bool(base.compile))
         optimizer = optimizer.resolved()
         acting = optimizer.gradient_clip, measure, actuator, measures_slopes
         super().__init__(prior.sigma, prior.n_tokens, total_steps, *acting)

@@ -56,6 +56,7 @@ SHARED = {"run.multi_gpu": True, "run.fsdp": True}
         ({"run.auto_batch_size": True, "run.resume": "last"}, "--auto-batch-size: a resumed run keeps the batch"),
         (SHARED | {"base.quantize_4bit": True}, "leave out --4bit-quantization or --fsdp"),
         (SHARED | {"base.compile": True}, "leave out --torch-compile"),
+        (SHARED | {"base.gradient_checkpointing": "selective"}, "give --gradient-checkpointing on"),
         ({"base.kernels": "cuda", "trainer.deterministic": True}, "^--kernels cuda: .*--deterministic"),
         ({"base.attention": "flash_attention_2"}, "^--attn flash_attention_2: .*--no-isolate-documents"),
         (

@@ -91,6 +91,7 @@ def test_the_histories_agree(read):
 
 
 def test_the_scores_agree(read):
+    assert [config["machine"]["devices"] for config in read("training_config.json")] == [1, 2]
     one, two = read("scu_metrics.json")
     assert (one["test_tokens"], one["tokens"], one["best_val_step"]) == (
         two["test_tokens"],
@@ -123,10 +124,19 @@ def test_two_processes_end_with_the_adapter_that_validated_best(start):
     assert began["start_test_bpt"] == pytest.approx(ended["adapter_test_bpt"], rel=rounding(OF_EMBEDDED))
 
 
-def test_two_processes_were_at_work(read):
-    one, two = read("training_config.json")
-    assert (one["machine"]["devices"], two["machine"]["devices"]) == (1, 2)
-    assert one["plan"] == two["plan"]
+@pytest.mark.slow
+def test_two_processes_with_compiled_layers_recompute_all_but_products(runs, corpus, tmp_path):
+    def as_operators(rank):
+        compile_with = torch.compile
+        torch.compile = lambda function, **_: compile_with(function, backend="aot_eager_decomp_partition")
+
+    line = [*FLAGS, *HALF[:2], "--torch-compile", "on", "--gradient-checkpointing", "selective"]
+    line += ["--data-dir", corpus, "--output-dir", tmp_path / "selective"]
+    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
+    children = killing.fork_two(line, logs, as_operators)
+    assert [killing.wait(child) for child in children] == [0, 0], "".join(log.read_text() for log in logs)
+    weights = [load_file(folder / "adapter_model.safetensors") for folder in (runs["two"][0], tmp_path / "selective")]
+    assert_moved_alike(*weights, 8, OF_EMBEDDED)
 
 
 def test_one_process_writes_and_speaks(runs):

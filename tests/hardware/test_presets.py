@@ -196,11 +196,15 @@ def test_the_machine_is_printed_with_a_command_to_run(machine, capsys, device, w
 
 
 def test_what_is_recommended_is_predicted_to_fit(machine):
-    """A 3090's batch on a card with half the memory that its preset was made for."""
+    """A 3090's batch on cards with less memory than its preset was made for: recomputed, then smaller."""
+    takes = {False: 5, "selective": 3, True: 2.5, None: 5}
+    predict = lambda base, lora, batch_size, *other: takes[base.gradient_checkpointing] * batch_size * 2**30  # noqa: E731
     machine(devices.RTX_3090)
-    predict = lambda base, lora, batch_size, *other: 5 * batch_size * 2**30  # noqa: E731
     whole = get_recommended_config(predict)
-    assert 0 < whole["memory_gib_estimate"] < 0.9 * 23.6
+    assert 0 < whole["memory_gib_estimate"] < 0.9 * 23.6 and whole["gradient_checkpointing"] is False
+    machine(devices.gpu("NVIDIA GeForce RTX 3090", 16.0, (8, 6)))
+    assert get_recommended_config(predict)["gradient_checkpointing"] == "selective"
+    assert get_recommended_config(predict, keeps_products=False)["gradient_checkpointing"] is True
     machine(devices.gpu("NVIDIA GeForce RTX 3090", 8.0, (8, 6)))
     half = get_recommended_config(predict)
     assert half["preset"] == whole["preset"] and half["batch_size"] < whole["batch_size"]

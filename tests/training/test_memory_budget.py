@@ -10,9 +10,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from granite_scu.cli.script_flags import translate
 from granite_scu.config.errors import RunFailed, UserError
+from granite_scu.config.settings import LoraConfig, OptimizerConfig, PriorConfig
 from granite_scu.hardware import GIB
 from granite_scu.hardware import machine as machines
 from granite_scu.training import batch_size, memory_budget
+from granite_scu.training.module import GraniteModule
 from granite_scu.training.recipe import prepare, train
 
 TINY = ("--base.name=tiny-granite-h", "--data.block_size=512", "--data.batch_size=6")
@@ -48,10 +50,14 @@ def test_the_largest_batch_that_fits_leaves_the_blocks_of_a_step_alone(asked):
     assert predicted[0] <= found.memory_limit(0.05) < predicted[1]
 
 
-def test_advice_starts_with_what_costs_least(asked):
-    request, found = asked(T4, "--run.memory_fraction=0.003")
-    said = memory_budget.advice(memory_budget.with_batch(request, 1), found)
-    assert said.startswith("try --gradient-checkpointing") and "--gradient-accumulation-steps" not in said
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_is_recomputed_is_what_costs_least_in_the_advice_and_for_the_search_of_a_batch(asked, compiled):
+    request, found = asked(T4, "--run.memory_fraction=0.0035")
+    found, one = replace(found, compiled=compiled), memory_budget.with_batch(request, 1)
+    said = memory_budget.advice(one, found)
+    assert said.startswith(f"try --gradient-checkpointing {'selective' if compiled else 'on'} (")
+    guessed = batch_size.first_guess(one, found).base.gradient_checkpointing
+    assert guessed == ("selective" if compiled else True)
 
 
 @pytest.mark.slow
@@ -112,7 +118,9 @@ def test_products_are_kept_only_where_the_compiler_sees_what_is_recomputed(asked
         return memory_budget.with_checkpointing_settled(request, replace(found, compiled=True)).base
 
     assert settled().gradient_checkpointing == "selective"
-    # As up to transformers 5.17, where a compiled layer is called inside of the checkpoint.
+    with pytest.raises(UserError, match="--gradient-checkpointing selective: layers are not compiled"):
+        GraniteModule(replace(settled(), compile=None), LoraConfig(), OptimizerConfig(), PriorConfig(), 1)
+    # As before transformers 5.23, where a compiled layer is called inside of the checkpoint.
     monkeypatch.setattr(GradientCheckpointingLayer, "__call__", torch.nn.Module.__call__)
     assert settled().gradient_checkpointing is True
     with pytest.raises(UserError, match="--gradient-checkpointing selective: transformers"):

@@ -425,9 +425,12 @@ def test_a_model_that_cannot_be_compiled_is_a_run_that_failed(make_module, make_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("in_4_bits", [False, True])
 def test_a_compiled_model_that_recomputes_all_but_products_keeps_less_and_has_the_same_gradient(
-    make_module, fit, make_batches, monkeypatch
+    make_module, fit, make_batches, monkeypatch, in_4_bits
 ):
+    if in_4_bits:
+        pytest.importorskip("bitsandbytes")
     compile_with = torch.compile
     monkeypatch.setattr(
         torch, "compile", lambda function, **_: compile_with(function, backend="aot_eager_decomp_partition")
@@ -441,7 +444,9 @@ def test_a_compiled_model_that_recomputes_all_but_products_keeps_less_and_has_th
     for recomputed in (False, "selective"):
         torch.compiler.reset()
         kept.append({})
-        module = make_module(UnderSGD, base={"compile": True, "gradient_checkpointing": recomputed})
+        module = make_module(
+            UnderSGD, base={"compile": True, "quantize_4bit": in_4_bits, "gradient_checkpointing": recomputed}
+        )
         module.forward = partial(_hooked, module.forward, keep)
         steps += fit(module, make_batches(1)).optimizers[0].seen
     assert error(steps[1].gradient, steps[0].gradient) < rounding(2 * OF_SMALL)
