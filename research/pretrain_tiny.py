@@ -3,17 +3,20 @@
 
     python research/pretrain_tiny.py --output-dir granite_scu/model/assets/tiny-granite-h
     python research/pretrain_tiny.py --architecture dense --text FILE... --output-dir DIR
+    python research/pretrain_tiny.py --architecture quarter --text FILE... --with-source --device cuda --minutes 10 \
+        --batch-size 64 --length 1024 --output-dir DIR
 
-Trains a byte-level BPE tokenizer and a model of one of three architectures, each with tied embeddings and all four of
+Trains a byte-level BPE tokenizer and a model of one of four architectures, each with tied embeddings and all four of
 Granite's multipliers different from one:
 
     hybrid       Granite-4.0-H's block structure (Mamba-2 and attention, no experts, no positional encoding)
     wide-hybrid  the same structure, a third wider, with fewer layers, wider heads and a smaller MLP
     dense        Granite's: attention with rotary positions in each layer
+    quarter      Granite-4.0-H-1B's layout, a quarter as wide and as deep: 24 M parameters
 
 on the standard library's source (``granite_scu.data.sources.corpora.pretraining_source``; a fifth of the packages is
-held out and only scored), or on the documents of ``--text`` (a tenth of them held out). The defaults make the embedded
-model in about 45 minutes on two CPU cores.
+held out and only scored), on the documents of ``--text`` (a tenth of them held out), or on both. The defaults make the
+embedded model in about 45 minutes on two CPU cores.
 """
 
 import argparse
@@ -78,8 +81,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(documents: list[Document]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with Granite's special tokens and chat template."""
+def train_tokenizer(documents: list[Document], entries: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of so many entries with Granite's special tokens and chat template."""
     tokenizer = Tokenizer(models.BPE(unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -89,7 +92,7 @@ def train_tokenizer(documents: list[Document]) -> PreTrainedTokenizerFast:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=entries,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -150,6 +153,24 @@ def wide_hybrid_config() -> GraniteMoeHybridConfig:
     )
 
 
+def quarter_hybrid_config() -> GraniteMoeHybridConfig:
+    """Granite-4.0-H-1B's layers, each width and their number divided by four; its head and state sizes.
+
+    Of ten layers the sixth has attention, as there. Attention has heads of 64 in the place of 128.
+    """
+    return hybrid_config(
+        hidden_size=384,
+        num_hidden_layers=10,
+        layer_types=["attention" if layer == 5 else "mamba" for layer in range(10)],
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        shared_intermediate_size=1024,
+        mamba_n_heads=12,
+        mamba_d_head=64,
+        mamba_d_state=128,
+    )
+
+
 def dense_config() -> GraniteConfig:
     """Granite without Mamba: grouped-query attention with rotary positions and an MLP in each layer."""
     return GraniteConfig(
@@ -169,7 +190,9 @@ ARCHITECTURES: dict[str, Callable[[], PretrainedConfig]] = {
     "hybrid": hybrid_config,
     "wide-hybrid": wide_hybrid_config,
     "dense": dense_config,
+    "quarter": quarter_hybrid_config,
 }
+VOCABULARIES = {"quarter": 8192}
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, architecture: str = "hybrid") -> PreTrainedModel:
@@ -177,7 +200,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, architecture: str = "hybrid"
     config = ARCHITECTURES[architecture]()
     config.update(
         {
-            "vocab_size": VOCABULARY,
+            "vocab_size": len(tokenizer),
             "initializer_range": 0.05,
             "tie_word_embeddings": True,
             "max_position_embeddings": 131072,
@@ -197,18 +220,17 @@ def build_model(tokenizer: PreTrainedTokenizerFast, architecture: str = "hybrid"
     return model
 
 
-def texts(paths: list[Path]) -> tuple[list[Document], list[Document]]:
-    """What to train on and what to hold out: of the files' documents a tenth, by a hash of the text; or the library's.
+def texts(paths: list[Path], with_source: bool) -> tuple[list[Document], list[Document]]:
+    """What to train on and what to hold out: of the files' documents a tenth, by a hash of the text; the library's.
 
     Raises:
         UserError: a file is not there, or cannot be read.
     """
-    if not paths:
-        return pretraining_source(), held_out_source()
+    library = (pretraining_source(), held_out_source()) if with_source or not paths else ([], [])
     documents = [document for path in paths for document in load(str(path), "text")]
     held_out = [document for document in documents if int(document.digest, 16) % HELD_OUT_ONE_IN == 0]
     kept = [document for document in documents if int(document.digest, 16) % HELD_OUT_ONE_IN]
-    return kept, held_out
+    return library[0] + kept, library[1] + held_out
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, documents: list[Document]) -> list[np.ndarray]:
@@ -230,14 +252,14 @@ def batches(documents: list[np.ndarray], length: int, batch: int, seed: int) -> 
 
 
 @torch.no_grad()
-def score_saved(folder: Path, documents: list[np.ndarray], n_bytes: int, length: int) -> float:
+def score_saved(folder: Path, documents: list[np.ndarray], n_bytes: int, length: int, device: str) -> float:
     """Held-out bits per UTF-8 byte of the model as it lies in ``folder``, in fp32, over consecutive windows.
 
     Every token but the first is predicted once.
     """
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     mamba.install(model)
-    stream = torch.from_numpy(np.concatenate(documents)).long()
+    stream = torch.from_numpy(np.concatenate(documents)).long().to(device)
     nats = 0.0
     for start in range(0, len(stream) - 1, 16 * length):
         ids = stream[start : start + 16 * length + 1]
@@ -266,9 +288,13 @@ def optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
     ]
 
 
-def schedule(step: int, steps: int) -> float:
-    """Warm up over 2 %, hold, then fall linearly over the last 40 %. A fraction of the peak rate."""
-    return min(1.0, (step + 1) / (0.02 * steps), (steps - step) / (0.4 * steps))
+def schedule(share: float) -> float:
+    """Warm up over 2 %, hold, then fall linearly over the last 40 %. A fraction of the peak rate.
+
+    Args:
+        share: of the training that is done.
+    """
+    return min(1.0, share / 0.02, (1 - share) / 0.4)
 
 
 def parse() -> argparse.Namespace:
@@ -277,13 +303,19 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--architecture", choices=ARCHITECTURES, default="hybrid")
     parser.add_argument("--text", type=Path, nargs="+", default=[], metavar="FILE",
                         help="of fetch_texts.py, to pretrain on; default: the standard library")  # fmt: skip
+    parser.add_argument("--with-source", action="store_true", help="the standard library beside --text")
     parser.add_argument("--steps", type=int, default=3400, help="optimizer steps")
+    parser.add_argument("--minutes", type=float, help="of training, in place of --steps; the learning rate follows")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda compiles the model")
     parser.add_argument("--go-on", action="store_true", help="from the model in --output-dir and the step its "
                         "pretraining.json names; the optimizers' moments and the data's order start anew")  # fmt: skip
     parser.add_argument("--batch-size", type=int, default=16, help="windows a step")
     parser.add_argument("--length", type=int, default=256, help="tokens a window")
     parser.add_argument("--learning-rate", type=float, default=1.2e-2, help="peak rate of both optimizers")
     parser.add_argument("--eval-steps", type=int, default=500, help="score and save every so many steps")
+    parser.add_argument(
+        "--score-documents", type=int, metavar="N", help="about so many of those held out (default: all)"
+    )
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="of the matrix products")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -292,9 +324,10 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     torch.manual_seed(args.seed)
-    corpus, held_out = texts(args.text)
+    corpus, held_out = texts(args.text, args.with_source)
+    held_out = held_out[:: max(1, len(held_out) // args.score_documents)] if args.score_documents else held_out
     held_out_bytes = sum(len(document.text.encode()) for document in held_out)
-    tokenizer = train_tokenizer(corpus)
+    tokenizer = train_tokenizer(corpus, VOCABULARIES.get(args.architecture, VOCABULARY))
     model, first = build_model(tokenizer, args.architecture), 0
     if args.go_on:
         record = json.loads((args.output_dir / "pretraining.json").read_text())
@@ -304,33 +337,47 @@ def main() -> None:
     train, test = encode(tokenizer, corpus), encode(tokenizer, held_out)
     n_train = sum(map(len, train))
     print(f"{len(train)} documents, {n_train:,} tokens; held out: {len(test)} documents, {held_out_bytes:,} bytes")
-    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.precision == "bf16")
+    started, stream = time.perf_counter(), batches(train, args.length, args.batch_size, args.seed + first)
+    for step, text in fit(model.to(args.device), stream, args, first):
+        save(model, tokenizer, args.output_dir)
+        score = score_saved(args.output_dir, test, held_out_bytes, args.length, args.device)
+        minutes = (time.perf_counter() - started) / 60
+        print(f"{text}  held out {score:.4f} bits/byte  {minutes:.1f} min", flush=True)
+        write_record(model, args, score, first, step, minutes)
+
+
+def fit(
+    model: PreTrainedModel, stream: Iterator[Tensor], args: argparse.Namespace, first: int
+) -> Iterator[tuple[int, str]]:
+    """Train, and yield the steps that are done, and a line on them, where the model is to be saved; last at the end."""
     opts = optimizers(model, args.learning_rate)
-    stream = batches(train, args.length, args.batch_size, args.seed + first)
+    autocast = torch.autocast(args.device, dtype=torch.bfloat16, enabled=args.precision == "bf16")
+    of_batch = torch.compile(summed_loss) if args.device == "cuda" else summed_loss
     model.train()
-    started, running = time.perf_counter(), None
+    step, running, used, end = first, None, 0.0, args.minutes and 60 * args.minutes
+    share = 0.0 if end else first / args.steps
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns) as progress:
-        task = progress.add_task("pretraining", total=args.steps, completed=first)
-        for step in range(first, args.steps):
-            ids = next(stream)
-            loss = summed_loss(model, ids[:, :-1], ids[:, 1:], autocast) / ids[:, 1:].numel()
+        task = progress.add_task("pretraining", total=1.0)
+        while share < 1:
+            began = time.perf_counter()
+            ids = next(stream).to(args.device)
+            loss = of_batch(model, ids[:, :-1], ids[:, 1:], autocast) / ids[:, 1:].numel()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for opt in opts:
                 for group in opt.param_groups:
-                    group["lr"] = args.learning_rate * schedule(step, args.steps)
+                    group["lr"] = args.learning_rate * schedule(share)
                 opt.step()
                 opt.zero_grad()
             bits = loss.item() / math.log(2)
             running = bits if running is None else 0.98 * running + 0.02 * bits
-            progress.update(task, advance=1, description=f"step {step + 1}  {running:.3f} bits/token")
-            if (step + 1) % args.eval_steps == 0 or step + 1 == args.steps:
-                save(model, tokenizer, args.output_dir)
-                score = score_saved(args.output_dir, test, held_out_bytes, args.length)
-                minutes = (time.perf_counter() - started) / 60
-                progress.print(f"step {step + 1}  held out {score:.4f} bits/byte  {minutes:.1f} min")
-                write_record(model, args, score, first, step + 1, minutes)
+            step, used = step + 1, used + time.perf_counter() - began
+            share = used / end if end else step / args.steps
+            text = f"step {step}  {running:.3f} bits/token"
+            progress.update(task, completed=share, description=text)
+            if step % args.eval_steps == 0 or share >= 1:
+                yield step, text
 
 
 def save(model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -350,7 +397,7 @@ def write_record(
         "held_out_bits_per_byte": round(score, 4),
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": step,
-        "of_steps": args.steps,
+        "of_steps": step if args.minutes else args.steps,
         "went_on_from_step": first,
         "tokens_per_step": args.batch_size * args.length,
         "learning_rate": args.learning_rate,
