@@ -212,6 +212,7 @@ def of_loop(drift: dict[str, Any], history: Sequence[dict[str, Any]]) -> dict[st
     return {
         "held_out": drift["share"],
         "steering": last["drift"],
+        **({"scale": round(drift["scale"], 4)} if drift.get("scale", 1) < 1 else {}),
         "lambda": last["lambda"],
         "at_bound": bool(last.get("saturated")),
         "course": [[tick["step"], round(tick["drift"], 5), float(f"{tick['lambda']:.4g}")] for tick in history],

@@ -14,7 +14,7 @@ from granite_scu.storage.run_folder import ANSWERS, LAST_ADAPTER, TRAINING_CONFI
 from granite_scu.training.callbacks.samples import MAX_SECONDS
 from granite_scu.viz import adapter_size
 from granite_scu.viz.run_folder import read_validations
-from granite_scu.viz.what_now import lower_rate, verdict, why_kept
+from granite_scu.viz.what_now import lower_rate, scaled_by, verdict, why_kept
 
 ENDED = {
     "max_steps": "after its last step, {step:,}",
@@ -132,6 +132,8 @@ def which_adapter(summary: dict[str, Any]) -> str:
     """Which step's adapter a run left, and what became of the last one."""
     if summary["best_val_step"] is None:
         return "that of the last step: none was validated"
+    if scale := scaled_by(summary):
+        return f"that of the last step, scaled by {scale:.2f}, for beyond the budget of drift it is in {LAST_ADAPTER}/"
     if summary["best_val_step"] == summary["steps"]:
         return "that of the last step"
     best = f", which {why_kept(summary)}" if _held_drift(summary) else ""

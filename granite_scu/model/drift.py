@@ -35,6 +35,9 @@ STALE = 1.5
 MARGIN = 1.1
 """Times the budget of drift: what a loop that holds it well stays within."""
 
+NEAR, MAX_READINGS = 0.9, 4
+"""Share of the budget from which on a scaled adapter is near enough to it, and readings that finding it may take."""
+
 NOISY = 0.1
 """Share of the budget that two readings of one model may differ by before it is said."""
 
@@ -308,6 +311,26 @@ class HeldDrift:
     def measurement(self, of_s: Measurement) -> Measurement:
         """What the law sees in the place of a tick's measurement of S."""
         return self.steering.follow(self.turns).measurement(of_s)
+
+
+def part_within(budget: float, share: float, read: Callable[[float], float]) -> float:
+    """The part of what a model has learned whose drift is the budget, or near it; the last one that was read.
+
+    Drift begins as the square of the part; from the second reading on its power is that between the last two.
+
+    Args:
+        budget: the share of drift that is asked for.
+        share: that of the whole, above the budget.
+        read: the share of drift of a part, 0 to 1.
+    """
+    part, power = 1.0, 2.0
+    for _ in range(MAX_READINGS):
+        before, part = part, part * (budget / share) ** (1 / power)
+        found = read(part)
+        if not found > 0 or NEAR <= found / budget <= MARGIN:
+            break
+        power, share = max(1.0, math.log(found / share) / math.log(part / before)), found
+    return part
 
 
 def check_noise(part: GeneralPart, budget: float) -> None:

@@ -1,7 +1,7 @@
 """The LightningModule: it trains an adapter under CE + lambda * ParamNPT and knows no controller."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
@@ -121,6 +121,14 @@ class GraniteModule(AdapterPlant, L.LightningModule):
     def at_start(self) -> AbstractContextManager[None]:
         """The adapter as training found it, for as long as the context lasts. Only of runs that start from one."""
         return self.at(list(self.origins))
+
+    def part_of(self, learned: Sequence[Tensor], part: float) -> list[Tensor]:
+        """Factors that lie a part of the way, 0 to 1, from where training began to those learned: A, B and so on.
+
+        From nothing training begins with a B of zeros, whatever A is.
+        """
+        began = list(self.origins) or [torch.zeros_like(f) if place % 2 else f for place, f in enumerate(learned)]
+        return list(torch._foreach_lerp(began, list(learned), part))
 
     def load_adapter(self, weights: Mapping[str, Tensor]) -> None:
         """Give the factors the values of an adapter's file, by the names that it has them by."""

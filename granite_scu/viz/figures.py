@@ -152,8 +152,7 @@ def plot_learned(groups: Sequence[Group]) -> Figure:
     for group in held:
         _draw_path(axes, group, *(partial(_drift_path, column=column) for column in (1, 2)))
         for run in group.runs:
-            kept = [place[1:] for place in run.drift_path if run.holds_drift and place[0] == run.kept_step]
-            for drift, bits in kept:
+            for drift, bits in run.kept_places if run.holds_drift else ():
                 axes.plot(
                     drift, bits, "o", markersize=13, markerfacecolor="none", markeredgewidth=2, color=group.colour
                 )

@@ -23,7 +23,7 @@ from granite_scu.viz.report_data import chart_data
 from granite_scu.viz.report_settings import configuration, environment
 from granite_scu.viz.run_folder import BAND, Run, read_measured_run
 from granite_scu.viz.settling import bounded, unsettled
-from granite_scu.viz.what_now import Advice, verdict_of, what_now, where, why_kept
+from granite_scu.viz.what_now import Advice, scaled_by, verdict_of, what_now, where, why_kept
 from granite_scu.viz.words import compact, duration, first, is_number, percent, quantity, section, shown, signed
 
 NAME = "report.html"
@@ -161,6 +161,11 @@ def _chosen(run: Run) -> str:
     if not all(map(is_number, (step, value, last, end))):
         return ""
     best = why_kept(run.metrics)
+    if scale := scaled_by(run.metrics):
+        return (
+            f" The adapter is that of the last step, scaled by {scale:.2f} to keep to the budget of drift. "
+            f"As it was trained ({last:.3f} bits per token) it is in <code>final/</code>."
+        )
     if step == end:
         return f" The adapter is that of the last step, which {best}."
     return (

@@ -143,6 +143,14 @@ class Run:
         return last if best is None else best
 
     @property
+    def kept_places(self) -> list[tuple[float, float]]:
+        """Where in ``drift_path`` the adapter lies that the run left, or beside it one that was scaled."""
+        drift, bits = self.metrics.get("drift"), self.metrics.get("best_val_bpt")
+        if isinstance(drift, dict) and drift.get("scale", 1) < 1 and None not in (drift.get("share"), bits):
+            return [(drift["share"], bits)]
+        return [place[1:] for place in self.drift_path if place[0] == self.kept_step]
+
+    @property
     def asks_for_size(self) -> bool:
         """Whether the run asked at its ticks what size the texts would have the adapter."""
         return FIELDS[0] in self.history[-1]
@@ -217,7 +225,8 @@ def read_validations(folder: Path, metrics: dict[str, Any]) -> tuple[_Validated,
     last, value, drift = metrics.get("steps"), metrics.get("final_val_bpt"), metrics.get("drift")
     if isinstance(last, int) and isinstance(value, float | int):
         # The summary has drift of the adapter that is kept.
-        share = drift.get("share") if isinstance(drift, dict) and metrics.get("best_val_step") == last else None
+        is_last = isinstance(drift, dict) and metrics.get("best_val_step") == last and drift.get("scale", 1) == 1
+        share = drift.get("share") if is_last else None
         found.setdefault(last, (float(value), share if isinstance(share, float | int) else None))
     rows = sorted(found.items())
     drifts = tuple((step, share) for step, (_, share) in rows if share is not None)

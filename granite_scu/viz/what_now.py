@@ -187,6 +187,12 @@ def drifted(found: Mapping[str, Any], general: Mapping[str, Any], advised: float
     return f"{words}{asked}{where}{low}."
 
 
+def scaled_by(metrics: Mapping[str, Any]) -> float | None:
+    """What the last step's adapter was multiplied by to bring its drift to the budget; None: by nothing."""
+    scale = section(metrics, "drift").get("scale")
+    return float(scale) if is_number(scale) and scale < 1 else None
+
+
 def why_kept(metrics: Mapping[str, Any]) -> str:
     """Why the run left the adapter of that step, to follow "which"."""
     if not is_number(_given_budget(metrics)):
@@ -411,6 +417,9 @@ def _rate(run: Run) -> float | None:
 def _which(run: Run) -> str:
     """Where the adapter is that one should take."""
     best, end = run.metrics.get("best_val_step"), run.metrics.get("steps")
+    if scale := scaled_by(run.metrics):
+        kept = f"that of the last step, scaled by {scale:.2f}; as it was trained, in final/, it drifted further"
+        return f"It lies in {place(run)}, and is {kept}."
     if not (is_number(best) and is_number(end)) or best == end:
         return f"It lies in {place(run)}."
     worse = "drifted further, or validated worse" if run.holds_drift else "validated worse"

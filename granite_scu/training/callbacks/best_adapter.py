@@ -78,13 +78,24 @@ class BestAdapter(L.Callback):
         One whose score is not finite is never saved.
         """
         self.latest, self.latest_step = val_bpt, trainer.global_step
+        self.take(trainer, module, val_bpt)
+
+    def take(self, trainer: L.Trainer, module: GraniteModule, val_bpt: float) -> bool:
+        """Whether no adapter before is better than that in the model, which validates so; if so, save it."""
         drift = self._drift(trainer, module, val_bpt)
-        if self._in_question(val_bpt) and (
+        better = self._in_question(val_bpt) and (
             self.val_bpt is None or self._rank(val_bpt, drift) < self._rank(self.val_bpt, self.drift)
-        ):
+        )
+        if better:
             self.val_bpt, self.step, self.drift = val_bpt, trainer.global_step, drift
             if trainer.is_global_zero:
                 self._save(module)
+        return better
+
+    @property
+    def missed_the_latest(self) -> bool:
+        """Whether the latest adapter validated better than the one that is kept, or none is within the budget."""
+        return self.latest is not None and self._in_question(self.latest)
 
     def _in_question(self, val_bpt: float) -> bool:
         """Whether an adapter that validates so may be the best: the best so far does not, or is above the budget."""

@@ -9,7 +9,7 @@ import lightning as L
 from granite_scu.control import Measurement
 from granite_scu.control.units import per_cent
 from granite_scu.evaluation.general_text import GeneralText
-from granite_scu.model.drift import MARGIN, Drift, HeldDrift
+from granite_scu.model.drift import MARGIN, Drift, HeldDrift, part_within
 from granite_scu.training.callbacks.shannon_control import ControlTick, rests_at
 from granite_scu.training.module import GraniteModule
 
@@ -47,6 +47,7 @@ class DriftMeter(L.Callback):
         self.held: HeldDrift | None = None
         self._turns: dict[str, list] | None = None  # before a checkpoint
         self.stuck = 0  # ticks in a row that lambda has been at its upper bound and drift above the budget
+        self.scale = 1.0
         self._found: dict[int, Drift] = {}
 
     def on_fit_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
@@ -94,6 +95,26 @@ class DriftMeter(L.Callback):
             self._found[step] = self.held.held_out.read()
         return self._found[step]
 
+    def fit(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        """Scale what the adapter has learned by as much as brings its drift to the budget, and remember by how much.
+
+        A loop that holds drift on some texts may end a tenth above the budget on others, with an adapter that has
+        learned most of what it could, where of those within it the last is from the first steps.
+        """
+        step, learned = trainer.global_step, [factor.detach().clone() for factor in module.factors]
+
+        def share_of(part: float) -> float:
+            module.put(module.part_of(learned, part))
+            self._found.pop(step, None)
+            return self.share(trainer, module)
+
+        self.scale = part_within(self.budget, self.share(trainer, module), share_of)
+
+    def forget_fit(self, step: int) -> None:
+        """The adapter of this step is again what it was."""
+        self.scale = 1.0
+        self._found.pop(step, None)
+
     def summary(self, found: Drift, history: Sequence[dict]) -> dict[str, Any]:
         """For ``scu_metrics.json``; says where drift is not within the budget.
 
@@ -103,7 +124,8 @@ class DriftMeter(L.Callback):
 
         Returns:
             among others ``bound``: "upper", where lambda was at that at the last tick; "lower", where it was at that
-            all through the second half of the run, so that the budget bound nothing there; else null.
+            all through the second half of the run, so that the budget bound nothing there; else null. ``scale`` is
+            what the kept adapter's update was multiplied by.
         """
         last = history[-1] if history else {}
         within = found.share <= MARGIN * self.budget
@@ -122,6 +144,7 @@ class DriftMeter(L.Callback):
             "lambda": last.get("lambda"),
             "bound": bound,
             "within": within,
+            "scale": self.scale,
             "source": self.source,
         }
 

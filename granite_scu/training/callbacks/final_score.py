@@ -75,6 +75,7 @@ class FinalScore(L.Callback):
         data = trainer.datamodule
         if data.holds_out("validation"):
             self.validate_last_step(trainer, module)
+            self._fit_budget(trainer, module)
         self._keep_best(trainer, module)
         scores = self._scores(trainer, module) if data.holds_out("test") else {}
         kept = trainer.strategy.broadcast(self.best.step) or trainer.global_step
@@ -99,6 +100,22 @@ class FinalScore(L.Callback):
             scores["start_test_bpt"] = start.bits_per_token
         return scores | {"test_tokens": adapter.tokens}
 
+    def _fit_budget(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        """Where the last adapter is beyond the budget of drift alone, have as much of it as is within considered."""
+        if self.drift is None or not trainer.strategy.broadcast(self.best.missed_the_latest):
+            return
+        last, step = [factor.detach().clone() for factor in module.factors], trainer.global_step
+        if math.isfinite(self.drift.share(trainer, module)):
+            self.drift.fit(trainer, module)
+            better = self.best.take(trainer, module, self._validated(trainer, module))
+            module.put(last)
+            if not trainer.strategy.broadcast(better):
+                self.drift.forget_fit(step)
+
+    def _validated(self, trainer: L.Trainer, module: GraniteModule) -> float:
+        some = islice(trainer.datamodule.val_dataloader(), int(trainer.limit_val_batches))
+        return module.score(some).bits_per_token
+
     def validate_last_step(self, trainer: L.Trainer, module: GraniteModule) -> None:
         """Validate the adapter of the last step, where none was due there.
 
@@ -106,8 +123,7 @@ class FinalScore(L.Callback):
             Diverged: it has no finite score.
         """
         if self.best.latest_step != trainer.global_step:
-            some = islice(trainer.datamodule.val_dataloader(), int(trainer.limit_val_batches))
-            self.best.consider(trainer, module, module.score(some).bits_per_token)
+            self.best.consider(trainer, module, self._validated(trainer, module))
         if not math.isfinite(self.best.latest):
             raise Diverged(
                 f"step {trainer.global_step}: the adapter scores {self.best.latest} bits/token on the validation text; "
@@ -117,7 +133,8 @@ class FinalScore(L.Callback):
     def _keep_best(self, trainer: L.Trainer, module: GraniteModule) -> None:
         """Save the adapter that validated best, and have it in the model; the last step's goes beside it."""
         writes, last = trainer.is_global_zero, self.folder.path / LAST_ADAPTER
-        if trainer.strategy.broadcast(self.best.step) not in (None, trainer.global_step):
+        scaled = self.drift is not None and self.drift.scale < 1
+        if scaled or trainer.strategy.broadcast(self.best.step) not in (None, trainer.global_step):
             if writes:
                 with replacing(last) as temporary:
                     save_adapter(module.model, temporary, module.base.name)

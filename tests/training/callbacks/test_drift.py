@@ -1,5 +1,6 @@
 """The loop on drift: real runs of a small model that hold a budget on general text, and what is told of them."""
 
+import json
 import logging
 from contextlib import nullcontext
 from dataclasses import replace
@@ -7,18 +8,25 @@ from dataclasses import replace
 import lightning as L
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from safetensors.torch import load_file
 
+from granite_scu.cli.summary import which_adapter
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
+from granite_scu.config.settings import TINY_MODEL
 from granite_scu.control import PI
 from granite_scu.control.laws.base import Output
 from granite_scu.control.loop import ControlLoop
 from granite_scu.evaluation.general_text import Document, GeneralText, batches
-from granite_scu.model.drift import Drift, GeneralPart
+from granite_scu.model.drift import Drift, GeneralPart, part_within
 from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.throughput import Stopwatch
 from granite_scu.training.controller import drift_law, with_bounds
+from granite_scu.training.recipe import prepare, train
 
 FAST = {"learning_rate": 1e-2}
 
@@ -139,3 +147,46 @@ def test_a_budget_that_two_readings_of_the_same_model_differ_by_is_refused(
     with caplog.at_level(logging.WARNING, "granite_scu"), raised:
         fit(make_module(), make_batches(1), callbacks=[Noisy(), meter])
     assert ("noise in what is held" in caplog.text) == (times == 5)
+
+
+def test_what_ends_beyond_the_budget_is_scaled_to_it_and_kept(tmp_path):
+    """A real run whose lambda may not rise: its last adapter has learned most, and drifted beyond the budget."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(12):
+        (texts / f"{number}.txt").write_text(
+            f"The {number}th lock is oiled in week {number + 3}, says the keeper. " * 12
+        )
+    general = tmp_path / "general.jsonl"
+    lines = (f"def area_{n}(width, height):\n    return {n} * width * height\n\n" * 6 for n in range(24))
+    general.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    run = {"output_dir": str(tmp_path / "run"), "eval_steps": 4}
+    drift = {"max_drift": "2%", "general_data": str(general), "general_tokens": 2048}
+    control = {"lambda_init": 1e-3, "lambda_max": 2e-3, "every": 2}
+    groups = {"run": run, "drift": drift, "control": control, "data": {"path": str(texts), "block_size": 64}}
+    settings = {f"{group}.{name}": value for group, of in groups.items() for name, value in of.items()}
+    request = Request.from_dotted(settings | {
+        "base.name": TINY_MODEL, "optimizer.learning_rate": 1e-2, "trainer.max_steps": 12, "trainer.accelerator": "cpu"
+    })  # fmt: skip
+    summary = train(prepare(request, Console(quiet=True)))
+    found, run = summary["drift"], tmp_path / "run"
+    assert found["within"] and 0.9 * 0.02 <= found["share"] <= 1.1 * 0.02 and 0 < found["scale"] < 1
+    assert summary["best_val_step"] == 12 and summary["best_val_bpt"] > summary["final_val_bpt"]
+    kept, last = (load_file(folder / "adapter_model.safetensors") for folder in (run, run / "final"))
+    for name, factor in kept.items():
+        torch.testing.assert_close(factor, last[name] * (found["scale"] if ".lora_B." in name else 1))
+    assert f"scaled by {found['scale']:.2f}" in which_adapter(summary)
+
+
+@given(st.floats(1.11, 30), st.floats(1, 4), st.floats(1e-4, 0.5))
+def test_a_part_of_what_was_learned_is_found_whose_drift_is_the_budget(times, power, budget):
+    """Where drift goes as a power of the part, at once or after a second reading."""
+    read = []
+
+    def share_of(part: float) -> float:
+        read.append(part)
+        return times * budget * part**power
+
+    part = part_within(budget, times * budget, share_of)
+    assert part == read[-1] and 0 < part < 1 and len(read) <= 4
+    assert 0.9 * (1 - 1e-9) <= share_of(part) / budget <= 1.1 * (1 + 1e-9)
