@@ -48,8 +48,13 @@ def chosen(cells: Iterable[C], words: list[str]) -> list[C]:
 
 def read(path: Path, cell_of: Callable[[Line], C]) -> dict[C, Line]:
     """The finished runs by their cells; none where there is no file."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return {cell_of(record): record for record in map(json.loads, lines)}
+    return {cell_of(record): record for record in map(json.loads, lines_of(path))}
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a file as far as they are whole: others may be writing one. None where there is no file."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+    return [line for line in lines if line.endswith("\n")]
 
 
 def finished_lines(cells: Iterable[C], finished: dict[C, Line], results: Path) -> list[Line]:

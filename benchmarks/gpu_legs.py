@@ -6,17 +6,20 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import gpu_runs
+from benchmarks.cells import lines_of
 from benchmarks.gpu_work import ROOT, SCRIPT, Finding, OutOfTime, Skipped, Table, Work, cores
 from benchmarks.train_step import COLUMNS as STEP
 from benchmarks.train_step import SIDES
 from granite_scu.config.errors import RunFailed
 from granite_scu.config.settings import BaseConfig
 from granite_scu.model.mamba2.kernels import INSTALLS, installed
+from granite_scu.storage.atomic import replacing
 
 SMALL = {"whole": "embedded", "dense": ROOT / "research" / "evidence" / "bases" / "tiny-prose-dense"}
 """What a CPU trains in the place of a model of random weights."""
@@ -305,21 +308,26 @@ def evidence(work: Work) -> Finding:
     """Runs of the protocol on real models, as many as there is time for; on a CPU of small bases."""
     if find_spec("research.real") is None:
         raise Skipped("research/real is not in this checkout")
-    kept, general = work.results / "evidence.jsonl", ROOT / "research" / "evidence" / "real"
+    kept, there = work.results / "evidence.jsonl", ROOT / "research" / "evidence" / "real"
+    work = replace(work, end=min(work.end, work.deadline))  # of these runs there are more than any leg has time for
     work.folder.mkdir(parents=True, exist_ok=True)
     for kind in ("general-*.jsonl", "said-*.json"):  # what else the base would have to write
-        for path in general.glob(kind):
+        for path in there.glob(kind):
             shutil.copy(path, work.folder)
     runs = work.folder / "runs.jsonl"
+    # Those of such a device: the texts differ by the version of Python, and with them what can be compared.
+    known = [each for each in lines_of(there / "runs.jsonl") if json.loads(each).get("device") == work.device]
+    if not runs.exists():
+        runs.write_text("".join([*known, *lines_of(kept)]), encoding="utf-8")
     line = ["-m", "research.real", "--device", work.device, "--results", runs, "--minutes", work.seconds_left / 60]
     if work.device == "cuda":
         line += ["--stage", "C", "--jobs", min(TASKS_OF_C, max(1, cores() - 2)), "--model", real_model(work)]
 
     def so_far() -> Finding:
-        lines = runs.read_text(encoding="utf-8").splitlines() if runs.exists() else []
-        if lines:
-            shutil.copy(runs, kept)
-        return Finding(f"{len(lines)} runs, in {kept.name}", left=("there may be more",))
+        new = [each for each in lines_of(runs) if each not in known]
+        with replacing(kept) as path:
+            path.write_text("".join(new), encoding="utf-8")
+        return Finding(f"{len(new)} runs, in {kept.name}", left=("there may be more",))
 
     def run() -> None:
         with suppress(OutOfTime):  # the runs that have ended are kept

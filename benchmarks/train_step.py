@@ -23,6 +23,8 @@ expects of a step on this CPU, ``predicted_ratio`` that over ``computed_s``, wha
 others (``theirs_computed_s``, ``trl_computed_s``). ``bound_s`` is what the matrix products of a step take by themselves
 on a CPU, ``of_bound`` how many times that ours took. ``--model`` takes a folder too. ``--sides`` may be one alone, and
 has ``trl`` too: TRL's SFTTrainer as it comes.
+``--chats 48`` trains on chats of 20 to 1,200 characters, and times are of a pass over all: ours packs them into blocks
+of ``--length`` in which none sees another, theirs pads them to the longest of a batch, of as many batches; TRL packs.
 ``--variants`` trains ours with further flags too, one after the other, so that no more memory is needed, and so do the
 sides with ``--apart``: ``eager_s``, ``eager_extra_gb``, ``eager_last_loss``, and ``eager_reason`` where it could not be
 measured.
@@ -50,6 +52,7 @@ from granite_scu.config.settings import PRECISIONS
 
 BATCHES, LENGTHS = (1, 2, 4, 8), (512, 1024, 2048, 4096)
 OURS = ("--controller", "none", "--no-isolate-documents")
+ON_CHATS = ("--controller", "none", "--held-out-share", "0")
 
 SIDES = ("ours", "theirs", "trl")
 
@@ -104,8 +107,11 @@ def run_case(
         apart: train the sides one after the other, for which less memory is needed.
     """
     steps = case.block * (1 + repeats) + 1  # the last one only closes the block before it
+    usual = ON_CHATS if case.chats else OURS
+    if case.chats:
+        steps *= 2  # theirs may take more to a pass
     known = {
-        "ours": (training.run_ours, (case, steps, (*OURS, *flags), False)),
+        "ours": (training.run_ours, (case, steps, (*usual, *flags), False)),
         "theirs": (training.run_theirs, (case, steps)),
         "trl": (training.run_trl, (case, steps)),
     }
@@ -116,8 +122,10 @@ def run_case(
         found |= race(group, device, repeats, advance)
     for name in variants:
         found |= race(
-            {name: (training.run_ours, (case, steps, (*OURS, *flags, *VARIANTS[name]), False))}, device, repeats
+            {name: (training.run_ours, (case, steps, (*usual, *flags, *VARIANTS[name]), False))}, device, repeats
         )
+    if case.chats:
+        case = replace(case, block=1)  # times are of a pass
     outcomes = {name: found.get(name, Outcome()) for name in SIDES[:2]}
     facts = _facts(case, outcomes, peak)
     if device == "cpu" and "ours" in sides:
@@ -134,7 +142,7 @@ def run_case(
 def _facts(case: training.Case, outcomes: dict[str, Outcome], peak: float | None) -> dict[str, Any]:
     losses = {name: [loss for report in o.reports for loss in report["losses"]] for name, o in outcomes.items()}
     facts: dict[str, Any] = {
-        "max_rel_err": training.largest_difference(*losses.values()),
+        "max_rel_err": None if case.chats else training.largest_difference(*losses.values()),
         "first_loss": losses["ours"][0] if losses["ours"] else None,
         "batch": case.batch,
         "length": case.length,
@@ -202,16 +210,17 @@ def main() -> int:
     parser.add_argument("--variants", nargs="+", choices=tuple(VARIANTS), default=[], help="of ours, besides")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES[:2], help=f"default: {' '.join(SIDES[:2])}")
     parser.add_argument("--ours", default="", metavar="FLAGS", help="further flags of ours")
+    parser.add_argument("--chats", type=int, metavar="N", help="train on so many short chats, a pass in a turn")
     parser.add_argument("--apart", action="store_true", help="one side after the other, where memory is short")
     options = measure.parse(parser)
-    measure.require_positive(block=options.block)
+    measure.require_positive(block=options.block, chats=options.chats)
     if options.peak_tflops is not None and not options.peak_tflops > 0:  # nor NaN
         raise UserError(f"--peak-tflops {options.peak_tflops}: must be positive")
     cases = training.cases(options, options.block)
     if options.sweep:
         cases = swept(cases)
     found = measure.measure_each(
-        training.with_models(cases, options.device),
+        training.ready(cases, options.device, options.chats),
         options.turns,
         lambda case, advance: run_case(
             case,

@@ -5,13 +5,14 @@ same AdamW, cosine schedule, clipping and precision. Base weights are held in th
 autocast), adapters in fp32, which is what both libraries do by default.
 """
 
+import json
 import statistics
 import tempfile
 import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -19,15 +20,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.gate import Gate
 from benchmarks.measure import require_positive, usable
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import TINY_MODEL, DataConfig
+from granite_scu.config.settings import IGNORED, TINY_MODEL, DataConfig
 
-MODELS = ("embedded", "cut", "whole", "dense")
-"""The embedded model; of random weights ten blocks of Granite-4.0-H-1B, all forty, and a dense Granite."""
+MODELS = ("embedded", "cut", "whole", "dense", "dense-cut")
+"""The embedded model; of random weights ten blocks of Granite-4.0-H-1B, all forty, a dense Granite, and its three."""
 
 CORPUS = "stdlib-docs"
 SEED = 42
@@ -45,6 +47,9 @@ class Case:
         length: tokens in a sequence.
         block: micro-batches between two gates.
         name: of the model for both libraries: embedded, or a folder.
+        chats: trained on in place of the embedded text, and then a turn is one pass over all of them: with ours packed
+            into blocks, theirs padded in as many batches, TRL's packed.
+        text: tokens of all chats.
     """
 
     model: str
@@ -53,24 +58,29 @@ class Case:
     length: int
     block: int = 1
     name: str = TINY_MODEL
+    chats: str = ""
+    text: int = 0
 
     @property
     def tokens(self) -> int:
-        """Of an optimizer step."""
-        return self.batch * self.length
+        """Of an optimizer step, or of all chats."""
+        return self.text or self.batch * self.length
 
     def __str__(self) -> str:
-        return f"{Path(self.model).name} {self.precision} {self.batch} x {self.length}"
+        return f"{Path(self.model).name} {self.precision} {self.batch} x {self.length}" + " of chats" * bool(self.chats)
 
 
 def granite_1b(model: str) -> Any:
-    """Granite-4.0-H-1B's published configuration, cut to ten blocks or whole; or a dense Granite of 1.6 billion."""
+    """Granite-4.0-H-1B's published configuration, cut to ten blocks or whole; or of a dense Granite of 1.6 billion
+    all or three layers."""
     from transformers import GraniteConfig
 
     from granite_scu.model import loading
 
     config = loading.default_config()
-    if model == "dense":
+    if model == "dense-cut":
+        config.num_hidden_layers = 3
+    if model.startswith("dense"):
         same = ("vocab_size", "num_hidden_layers", "num_key_value_heads", "tie_word_embeddings", "embedding_multiplier",
                 "logits_scaling", "residual_multiplier", "attention_multiplier", "pad_token_id", "bos_token_id",
                 "eos_token_id")  # fmt: skip
@@ -96,7 +106,7 @@ def save_random(model: str, folder: str, device: str = "cpu") -> None:
     """Write a model of random weights, in bf16, and a tokenizer that fits.
 
     Args:
-        model: "cut", "whole" or "dense".
+        model: of ``MODELS``.
         folder: where.
         device: that draws the weights; all of them take a CPU half a minute.
     """
@@ -122,6 +132,13 @@ def with_models(cases: list[Case], device: str) -> Iterator[Case]:
         with model_folder(model, device) as name:
             for case in group:
                 yield replace(case, name=name)
+
+
+def ready(cases: list[Case], device: str, chats: int | None) -> Iterator[Case]:
+    """Each case while its model and, where they are asked for, its chats are there."""
+    for case in with_models(cases, device):
+        with of_chats(case, chats) if chats else nullcontext(case) as whole:
+            yield whole
 
 
 def frozen_weights(model: str) -> int:
@@ -166,6 +183,24 @@ def bound_seconds(case: Case) -> float:
             products += [(rank, tokens, into), (out, tokens, rank)]
         total += count * sum(seconds(*each) for each in products)
     return total
+
+
+@contextmanager
+def of_chats(case: Case, count: int) -> Iterator[Case]:
+    """The case with so many chats to train on: paragraphs of the embedded text, short and long ones, as answers."""
+    from granite_scu.data.sources.corpora import stdlib_docs
+
+    paragraphs = (part for document in stdlib_docs() for part in document.text.split("\n\n"))
+    answers = [part for part in paragraphs if 20 <= len(part) <= 1200]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "chats.jsonl")
+        with path.open("w", encoding="utf-8") as file:
+            for answer in answers[:: len(answers) // count][:count]:
+                said = (("user", f"Go on: {answer[:20]}"), ("assistant", answer))
+                file.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in said]}) + "\n")
+        case = replace(case, chats=str(path))
+        data = _data(case)
+        yield replace(case, block=-(-len(data.train) // case.batch), text=int(data.lengths.sum()))
 
 
 def largest_difference(ours: list[float], theirs: list[float]) -> float | None:
@@ -251,7 +286,7 @@ def make_request(device: str, case: Case, steps: int, flags: tuple[str, ...], fo
     from granite_scu.cli.script_flags import translate
 
     given = {
-        "model": case.name, "data-dir": CORPUS, "output-dir": folder, "accelerator": device,
+        "model": case.name, "data-dir": case.chats or CORPUS, "output-dir": folder, "accelerator": device,
         "block-size": case.length, "batch-size": case.batch, "gradient-accumulation-steps": 1,
         "max-steps": steps, "eval-steps": steps, "save-steps": steps,
         "warmup-steps": 0, "learning-rate": LEARNING_RATE, "seed": SEED, "precision": case.precision,
@@ -264,7 +299,6 @@ def make_request(device: str, case: Case, steps: int, flags: tuple[str, ...], fo
 def _gated_callback(gate: Gate, case: Case, plain: bool) -> Any:
     import lightning as L
 
-    from granite_scu.config.settings import IGNORED
     from granite_scu.model.plant import LOSS_UNIT
     from granite_scu.training.callbacks.shannon_control import ShannonControl
 
@@ -312,7 +346,10 @@ def run_theirs(gate: Gate, case: Case, steps: int) -> None:
             dataloader_pin_memory=gate.device == "cuda",
         )
         listening, callback = _gated_trainer(transformers.Trainer, gate, case)
-        trainer = listening(adapted, arguments, train_dataset=_rows(case, steps), callbacks=[callback])
+        rows, collate = _rows(case, steps), {"data_collator": _padded} if case.chats else {}
+        if case.chats:
+            arguments.per_device_train_batch_size = -(-len(rows) // case.block)
+        trainer = listening(adapted, arguments, train_dataset=rows, callbacks=[callback], **collate)
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
 
@@ -330,7 +367,10 @@ def run_trl(gate: Gate, case: Case, steps: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         # The coefficient: TRL 1.16 balances the experts of every Granite hybrid, also of one that has none, and fails.
         arguments = SFTConfig(
-            **_arguments(folder, gate.device, case, steps), max_length=case.length, router_aux_loss_coef=0.0
+            **_arguments(folder, gate.device, case, steps),
+            max_length=case.length,
+            packing=bool(case.chats),
+            router_aux_loss_coef=0.0,
         )
         listening, callback = _gated_trainer(SFTTrainer, gate, case)
         trainer = listening(
@@ -361,7 +401,8 @@ def _gated_trainer(trainer: type, gate: Gate, case: Case) -> tuple[Any, Any]:
 
     class Gated(transformers.TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step % case.block == 0:
+            block = len(kwargs["train_dataloader"]) if case.chats else case.block
+            if state.global_step % block == 0:
                 gate.wait(losses.report)
 
     class Listening(trainer):  # type: ignore[misc, valid-type]
@@ -391,17 +432,41 @@ def _adapted(case: Case) -> torch.nn.Module:
 
 
 def _rows(case: Case, steps: int) -> list[dict[str, Tensor]]:
-    """The blocks that a run of ours trains on, one by one in its order. Labels are shifted already, as ours are."""
+    """The blocks that a run of ours trains on, one by one in its order, or all chats. Labels are shifted already."""
+    data = _data(case)
+    batches = data.upcoming(0, case.block if case.chats else steps)
+    blocks = [row for batch in batches for row in zip(batch["input_ids"], batch["labels"], _parts(batch), strict=True)]
+    rows = [(ids[part], labels[part]) for ids, labels, parts in blocks for part in parts]
+    if case.chats:  # the last of a block has its padding
+        ends = [int((labels != IGNORED).nonzero().max()) + 1 for _, labels in rows]
+        rows = [(ids[:end], labels[:end]) for (ids, labels), end in zip(rows, ends, strict=True)]
+    return [{"input_ids": ids, "labels": labels, "shift_labels": labels} for ids, labels in rows]
+
+
+def _parts(batch: dict[str, Tensor]) -> list[list[Tensor | slice]]:
+    """Of each block its documents, where it is told; or all of it."""
+    if "documents" not in batch:
+        return [[slice(None)]] * len(batch["input_ids"])
+    return [[numbers == number for number in numbers.unique()] for numbers in batch["documents"]]
+
+
+def _data(case: Case) -> Any:
+    """What a run of ours trains on."""
     from granite_scu.data.datamodule import TextDataModule
     from granite_scu.model import loading
 
-    data = TextDataModule(DataConfig(CORPUS, block_size=case.length, batch_size=case.batch), SEED)
+    share = 0.0 if case.chats else None
+    config = DataConfig(case.chats or CORPUS, block_size=case.length, batch_size=case.batch, held_out_share=share)
+    data = TextDataModule(replace(config, isolate_documents=bool(case.chats)), SEED)
     data.prepare(loading.load_tokenizer(case.name))
-    return [
-        {"input_ids": ids, "labels": labels, "shift_labels": labels}
-        for batch in data.upcoming(0, steps)
-        for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True)
-    ]
+    return data
+
+
+def _padded(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A batch of rows, each as long as the longest."""
+    fill = {"input_ids": 0, "labels": IGNORED, "shift_labels": IGNORED, "attention_mask": 0}
+    told = [{**row, "attention_mask": torch.ones_like(row["input_ids"])} for row in rows]
+    return {name: pad_sequence([row[name] for row in told], True, value) for name, value in fill.items()}
 
 
 def add_flags(parser: Parser) -> None:

@@ -185,7 +185,7 @@ def load_adapted(
             else:
                 model.add_adapter(key, config)
             found = model.load_adapter(folder, adapter_name=key, torch_device=str(device))
-            experts.install(model)
+            _with_our_products(model)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = str(error).strip().splitlines()[0][:200]
             raise UserError(f"{label}: its adapter does not fit {base.name} ({reason})") from error
@@ -405,9 +405,10 @@ def _with_our_products(model: peft.PeftModel) -> peft.PeftModel:
     experts.install(model)
     norm.install(model)
     for module in model.modules():
-        is_linear = isinstance(module, LoraLayer) and not isinstance(module, ParamWrapper)
-        if is_linear and ADAPTER not in module.lora_variant:
-            module.lora_variant[ADAPTER] = _OneProduct()
+        if isinstance(module, LoraLayer) and not isinstance(module, ParamWrapper):
+            for name, b in module.lora_B.items():  # but what PEFT computes in another way, such as DoRA
+                if name not in module.lora_variant and type(b) is nn.Linear and b.bias is None:
+                    module.lora_variant[name] = _OneProduct()
         if type(module) is lora_layers.Linear and _is_plain(module.base_layer):
             module.__class__ = _Linear
     return model

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from granite_scu.config.settings import IGNORED
 from granite_scu.model.attention import isolating
-from granite_scu.model.mamba2.tiling import kind_of, onednn_is_faster, product
+from granite_scu.model.mamba2.tiling import kind_of, product, takes_onednn
 
 
 def chunk_on(device: str) -> int:
@@ -192,7 +192,7 @@ def logits_into(buffer: Tensor, hidden: Tensor, head: Tensor) -> Tensor:
     """The logits of a chunk before they are divided, (tokens, vocabulary), in the memory of ``buffer``."""
     logits = buffer[: len(hidden)]
     if hidden.dtype == logits.dtype:
-        return logits.copy_(product(hidden, head.mT)) if onednn_is_faster() else torch.mm(hidden, head.mT, out=logits)
+        return logits.copy_(product(hidden, head.mT)) if takes_onednn(hidden) else torch.mm(hidden, head.mT, out=logits)
     if kind_of(hidden.device) == "cuda":  # summed in fp32 there, and written so
         return torch.mm(hidden, head.mT, out_dtype=logits.dtype, out=logits)
     return logits.copy_(hidden @ head.mT)

@@ -15,7 +15,7 @@ the learning rates widen until the best lies inside. Protocol: research/evidence
 import argparse
 import re
 from collections.abc import Iterator
-from functools import partial
+from concurrent.futures import wait
 from pathlib import Path
 
 from benchmarks import cells
@@ -55,7 +55,10 @@ def main() -> int:
         train(options, options.shard)
         return 0
     with workers(options.jobs, keep_models) as pool:
-        list(pool.map(partial(train, options), [f"{number}/{options.jobs}" for number in range(1, options.jobs + 1)]))
+        running = [pool.submit(train, options, f"{number}/{options.jobs}") for number in range(1, options.jobs + 1)]
+        wait(running)  # one that fails ends no other
+        for each in running:
+            each.result()
     return 0
 
 

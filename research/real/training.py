@@ -67,7 +67,7 @@ def run(cell: Cell, name: str, folder: Path, device: str) -> Line:
             every = math.ceil(prepared.length.steps / VALIDATIONS)
             summary = train(replace(prepared, request=prepared.request.with_values({"run.eval_steps": every})))
         except Diverged as error:
-            return {"digest": digest(cell.task), "failed": str(error)}
+            return {"digest": digest(cell.task), "device": device, "failed": str(error)}
         history = read_json(place / "run" / "scu_history.json", kind=list)
     return {
         "digest": digest(cell.task),

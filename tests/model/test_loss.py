@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from granite_scu.config.settings import IGNORED
 from granite_scu.model import loss
 from granite_scu.model.loss import summed_cross_entropy, summed_nats
+from granite_scu.model.mamba2.tiling import describing, takes_onednn
 
 
 @pytest.fixture(params=[0.3, 0.8], ids=["most", "few"])
@@ -101,6 +102,8 @@ def test_the_logits_of_a_chunk_exist_at_once_and_no_more(monkeypatch):
     nats = summed_cross_entropy(hidden, torch.randn(8, 4), torch.zeros(2, 25, dtype=torch.long), 1.0, chunk=20)
     nats.backward()
     assert seen == [(20, 20), (20, 20), (20, 10)]  # and none again for the backward pass
+    with describing("cuda"):  # where they are written in place, whoever made the processor
+        assert not takes_onednn(hidden)
 
 
 def test_what_is_kept_for_the_backward_pass_is_as_large_as_the_hidden_states():

@@ -12,7 +12,7 @@ from torch.autograd import DeviceType
 
 from benchmarks import gpu_legs, gpu_runs, gpu_steps
 from benchmarks.gpu_legs import Leg
-from benchmarks.gpu_work import Call, Finding, OutOfTime, Skipped, Table, Work, end_with_children
+from benchmarks.gpu_work import Finding, OutOfTime, Skipped, Table, Work, end_with_children
 from granite_scu.config.errors import RunFailed
 from research.real.grid import STAGES
 
@@ -179,13 +179,22 @@ def test_a_run_is_held_to_its_own_reference_in_the_tolerance_of_its_precision(ru
     assert {row["run"]: row["verdict"] for row in table.rows}["bf16"] == "passed"
 
 
-def test_runs_of_the_protocol_find_what_the_bases_have_written_before(monkeypatch, tmp_path):
-    monkeypatch.setattr(Work, "python", lambda self, name, *line, **cards: Call(0, "", ""))
-    gpu_legs.evidence(work := Work(tmp_path, "cpu", 2, CPU, deadline=time.monotonic() + 60))
+def test_runs_of_the_protocol_go_on_from_those_that_have_ended_and_what_time_cuts_is_no_fault(monkeypatch, tmp_path):
+    def cut(self, name, *line, **cards):
+        if time.monotonic() < self.end:
+            raise RunFailed("it hangs")
+        raise OutOfTime
+
+    monkeypatch.setattr(Work, "python", cut)
+    work = Work(tmp_path / "leg", "cpu", 2, CPU, deadline=time.monotonic(), results=tmp_path)
+    (tmp_path / "evidence.jsonl").write_text('{"run":1}\n{"cut":')
+    assert gpu_legs.evidence(work).said.startswith("1 runs")
+    assert (tmp_path / "evidence.jsonl").read_text() == '{"run":1}\n'
     kept = gpu_legs.ROOT / "research" / "evidence" / "real"
+    assert (work.folder / "runs.jsonl").read_text() == (kept / "runs.jsonl").read_text() + '{"run":1}\n'
     bases = {base for stage in STAGES.values() for base in stage.bases}
     written = {path.name for base in bases for path in kept.glob(f"*-{base}*")}
-    assert written and written == {path.name for path in work.folder.iterdir()}
+    assert written and written | {"runs.jsonl"} == {path.name for path in work.folder.iterdir()}
 
 
 def test_precisions_that_the_card_lacks_are_skipped_with_the_reason(runs, tmp_path):

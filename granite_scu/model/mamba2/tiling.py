@@ -38,14 +38,19 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
     MKL, which PyTorch takes for fp32, has no AVX512 for processors of AMD: oneDNN is twice as fast there.
     """
-    ours = left.dtype == torch.float32 and left.device.type == "cpu" and not torch.compiler.is_compiling()
-    if ours and onednn_is_faster():
+    if takes_onednn(left):
         return torch.ops.mkldnn._linear_pointwise(left, right.mT, None, "none", [], "")  # it transposes the second
     return left @ right
 
 
+def takes_onednn(left: Tensor) -> bool:
+    """Whether a product with this matrix is oneDNN's, and so makes a tensor of its own."""
+    ours = left.dtype == torch.float32 and kind_of(left.device) == "cpu" and not torch.compiler.is_compiling()
+    return ours and _onednn_is_faster()
+
+
 @functools.cache
-def onednn_is_faster() -> bool:
+def _onednn_is_faster() -> bool:
     """Whether oneDNN's products in fp32 are faster than MKL's on this processor."""
     known = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.10 cannot tell
     has_op = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -8,12 +8,13 @@ import numpy as np
 import peft
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 from rounding import OF_SMALL, rounding
 
 from granite_scu.config.settings import BaseConfig
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut, score_windows
 from granite_scu.model import loading
-from granite_scu.model.adapters import load_adapted
+from granite_scu.model.adapters import _Linear, _OneProduct, load_adapted
 
 LENGTHS = [1, 5, 40, 2, 23, 16, 17]
 
@@ -66,10 +67,10 @@ def test_it_depends_on_neither_the_batch_size_nor_the_padding(model, corpus, bat
     assert scored(model, corpus, batch_size=batch_size) == pytest.approx(reference, rel=rounding(OF_SMALL))
 
 
-def adapter(model, tmp_path, seed: int, targets: list[str]):
+def adapter(model, tmp_path, seed: int, targets: list[str], **kind):
     """A folder with a random adapter of the model."""
     torch.manual_seed(seed)
-    config = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM")
+    config = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM", **kind)
     wrapped = peft.get_peft_model(model, config)
     wrapped.save_pretrained(tmp_path / f"adapter-{seed}")
     wrapped.unload()
@@ -78,10 +79,14 @@ def adapter(model, tmp_path, seed: int, targets: list[str]):
 
 def test_adapters_in_one_pass_score_as_each_alone(small_granite, corpus, tmp_path):
     base = loading.load_model(BaseConfig(small_granite), torch.float32).eval()
-    targets = [["in_proj", "out_proj"], ["q_proj", "input_linear"], ["o_proj", "lm_head"]]
-    folders = [adapter(base, tmp_path, seed, names) for seed, names in enumerate(targets)]
+    mamba, other, head = ["in_proj", "out_proj"], ["q_proj", "input_linear"], ["o_proj", "lm_head"]
+    made = ((mamba, {}), (other, {}), (head, {}), (mamba, {"lora_bias": True}), (other, {"use_dora": True}))
+    folders = [adapter(base, tmp_path, seed, names, **kind) for seed, (names, kind) in enumerate(made)]
     named = {folder.name: folder for folder in folders}
     loaded, switches = load_adapted(BaseConfig(small_granite), named, torch.float32, torch.device("cpu"))
+    layers = [module for module in loaded.modules() if isinstance(module, LoraLayer)]
+    ours = [isinstance(kind, _OneProduct) for layer in layers for kind in layer.lora_variant.values()]
+    assert ours and not all(ours) and all(isinstance(layer, _Linear) for layer in layers)
     together = scored(loaded, corpus, switches=switches)
     assert together[0] == pytest.approx(scored(base, corpus)[0], rel=rounding(OF_SMALL))
     for row, folder in enumerate(folders, start=1):
