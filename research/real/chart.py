@@ -10,12 +10,15 @@ from granite_scu.config.errors import UserError
 from granite_scu.storage.atomic import replacing
 from granite_scu.viz import style
 from research.real.evidence import difference
-from research.real.judgement import AUTO, Judgement
+from research.real.grid import ARMS
+from research.real.judgement import AUTO, MIDDLE, RIVALS, Judgement
+from research.real.report import named
 
 LOOKS = {
-    "R": (style.VERMILION, "o"), "auto": (style.GREEN, "D"), "drift": (style.BLUE, "o"), "kl": (style.SKY, "s"),
-    "replay": (style.PURPLE, "X"), "lambda": (style.GREY, "^"), "decay": (style.ORANGE, "v"),
-    "dropout": (style.ORANGE, "P"), "rank": (style.INK, "p"), "both": (style.INK, "*"),
+    "R": (style.VERMILION, "o"), "F": (style.VERMILION, "^"), "F'": (style.VERMILION, "v"),
+    "auto": (style.GREEN, "D"), "drift": (style.BLUE, "o"), "kl": (style.SKY, "s"), "replay": (style.PURPLE, "X"),
+    "lambda": (style.GREY, "^"), "decay": (style.ORANGE, "v"), "dropout": (style.ORANGE, "P"),
+    "rank": (style.INK, "p"), "both": (style.INK, "*"),
 }  # fmt: skip
 
 
@@ -32,42 +35,45 @@ def auto(judgement: Judgement) -> Figure:
     if None in panels.values():
         raise UserError("--chart: no finished runs of auto and plain; run --stage first")
     keys = sorted(panels["own test text"].by_task, reverse=True)
-    figure = Figure(figsize=(8, min(style.TALLEST, 1.2 + 0.28 * len(keys))), layout="constrained")
+    figure = Figure(figsize=(8, min(style.TALLEST, 1.4 + 0.28 * len(keys))), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, (title, found) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
-        axes.axvline(0, color=style.FAINT)
+        axes.axvline(0, color=style.GREY)
         low, high = found.estimate.low, found.estimate.high
         axes.axvspan(low, high, color=style.GREEN, alpha=0.2, linewidth=0)
         axes.plot([found.by_task[key] for key in keys], range(len(keys)), "D", color=style.GREEN, markersize=6)
         axes.set_yticks(range(len(keys)), [" ".join(key).removeprefix("tiny-") for key in keys])
+        axes.set_ylim(-0.7, len(keys) - 0.3)
         axes.set_title(title, fontsize=style.TICKS, loc="left")
-        axes.set_xlabel("points above plain", fontsize=style.TICKS)
         style.tidy(axes)
+    figure.supxlabel("auto, points above R; band: 95 % interval of the mean", fontsize=style.TICKS)
     return figure
 
 
 def drift(judgement: Judgement) -> Figure:
-    """What each arm learned over what it lost, the mean of the bases and tasks that all of them have: to the upper left
-    is better."""
-    arms = {arm: of for arm, of in {("R", 0.0): judgement.plain, **judgement.arms}.items() if of}
-    common = set.intersection(*map(set, arms.values())) if arms else set()
+    """What each arm learned over what it lost, the mean of the bases and tasks that a budget of 2 % and R have: to the
+    upper left is better. An arm that has not all of them is left out."""
+    common = judgement.plain.keys() & judgement.arms[MIDDLE].keys()
+    rivals = {(name, 0.0): judgement.free(MIDDLE, name) for name in RIVALS}
+    arms = {("R", 0.0): judgement.plain} | rivals | dict(sorted(judgement.arms.items()))
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes, shown = figure.subplots(), {}
     for (arm, value), every in arms.items():
-        if arm == "plain":
+        if arm == "plain" or not common <= every.keys():
             continue
         of = {key: judged for key, judged in every.items() if key in common}
         lost, learned = (difference(what, of, None, judgement.finished) for what in ("others", "test"))
         if lost and learned:
             colour, marker = LOOKS[arm]
-            at = lost.estimate.mean, -learned.estimate.mean
-            (shown[arm],) = axes.plot(*at, linestyle="", color=colour, marker=marker, markersize=8)
-            if value:
-                axes.annotate(f"{value:g}", at, (5, 4), textcoords="offset points", fontsize=9, color=style.GREY)
+            larger = sorted(ARMS.get(arm, (value,))).index(value)  # the greater the value; drawn below the smaller
+            (shown[named((arm, value))],) = axes.plot(
+                lost.estimate.mean, -learned.estimate.mean, marker, color=colour, markersize=9 + 3 * larger,
+                markeredgecolor="white", zorder=5 - larger,
+            )  # fmt: skip
     if not shown:
-        raise UserError("--chart: no arm has its rate yet; run --stage first")
-    axes.axvline(0, color=style.FAINT)
+        raise UserError(f"--chart: no finished runs of {named(MIDDLE)} and plain; run --stage first")
+    axes.axvline(0, color=style.GREY)
     axes.set_xlabel(f"four other texts: points above the base (tasks: {len(common)})", fontsize=style.TICKS)
     axes.set_ylabel("own test text: points below the base", fontsize=style.TICKS)
     style.tidy(axes)

@@ -6,6 +6,7 @@
     python -m research.real --stage C --device cuda --jobs 10 --minutes 10 --results FILE     # on a GPU of 80 GB
     python -m research.real --stage A --list                             # what is finished, and what can be run next
     python -m research.real --stage A --table drift                      # the criteria; auto, drift or arms
+    python -m research.real --stage A --table tasks --only tiny-granite-h museum    # task by task
     python -m research.real --stage A --question drift --chart FILE      # the picture of a question
 
 A finished run is a line of --results, and is not run again. Which runs come next follows from those that are finished:
@@ -26,6 +27,8 @@ from research.real.grid import STAGES, Cell, Line, Stage, to_do
 from research.workers import workers
 
 RESULTS = Path(__file__).parents[1] / "evidence" / "real" / "runs.jsonl"
+ALL = "1/1"
+"""The shard of all tasks."""
 
 
 def main() -> int:
@@ -39,10 +42,12 @@ def main() -> int:
         cells.show(to_do(stage, finished), finished, console)
         return 0
     if options.table or options.chart:
+        if options.shard != ALL:
+            raise UserError("--shard: divides runs; of tables and pictures --only chooses the tasks")
         from research.real import chart, report  # late, and so is what follows: it takes seconds
         from research.real.judgement import Judgement
 
-        judgement = Judgement(stage, cells.read(options.results, Cell.of))
+        judgement = Judgement(stage, cells.read(options.results, Cell.of), options.only)
         if options.table:
             report.TABLES[options.table](judgement, console)
         if options.chart:
@@ -85,12 +90,11 @@ def build_parser() -> Parser:
     parser = cells.build_parser(str(__doc__), RESULTS)
     parser.add_argument("--stage", choices=STAGES, default="A", help="bases, tasks and arms: A small bases, B SmolLM2 "
                         "on a CPU, C on a GPU")  # fmt: skip
-    parser.add_argument("--shard", default="1/1", metavar="I/N", help="every N-th task, from the I-th on")
+    parser.add_argument("--shard", default=ALL, metavar="I/N", help="every N-th task, from the I-th on")
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with its shard of the tasks")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what trains")
-    parser.add_argument(
-        "--table", choices=("auto", "drift", "arms"), help="print the criteria of a question, or all arms"
-    )
+    parser.add_argument("--table", choices=("auto", "drift", "arms", "tasks"), help="print the criteria of a question, "
+                        "all arms, or these task by task")  # fmt: skip
     parser.add_argument("--question", choices=("auto", "drift"), default="drift", help="that --chart draws")
     return parser
 

@@ -1,7 +1,7 @@
 """What the finished runs of a stage say of two adapters: differences in points, paired over seeds and documents."""
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -23,8 +23,10 @@ class Judged(NamedTuple):
     point: str
 
 
-Of = Mapping[tuple[str, str], Judged]
-"""By base and task."""
+Key = tuple[str, str]
+"""A base and a task."""
+
+Of = Mapping[Key, Judged]
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,11 @@ class Difference:
 
     estimate: Estimate
     replicates: Floats
-    by_task: dict[tuple[str, str], float]
+    by_task: dict[Key, float]
     seeds: int
+
+    def __str__(self) -> str:
+        return f"{self.estimate.mean:+.2f} ({self.estimate.low:+.2f} to {self.estimate.high:+.2f})"
 
     def p(self, margin: float = 0.0) -> float:
         """How likely it would be, were the arm's really ``margin`` above."""
@@ -64,7 +69,14 @@ def reference(base: str, task: str, finished: Finished) -> Judged | None:
     return min(found, key=lambda each: validation(finished[each.cell], each.point))
 
 
-def difference(what: str, of: Of, rivals: Of | None, finished: Finished) -> Difference | None:
+def shared(every: Sequence[Of], finished: Finished) -> dict[Key, list[int]]:
+    """The bases and tasks on which all of these are run with the same seeds, and these seeds."""
+    seeds = {key: [seed for seed in SEEDS if all(replace(of[key].cell, seed=seed) in finished for of in every)]
+             for key in sorted(set(every[0]).intersection(*every[1:]))}  # fmt: skip
+    return {key: of for key, of in seeds.items() if of}
+
+
+def difference(what: str, of: Of, rivals: Of | None, finished: Finished, beside: Of | None = None) -> Difference | None:
     """What an arm's adapters have more than the rivals', or than the base; None where they have no task in common.
 
     Args:
@@ -72,15 +84,13 @@ def difference(what: str, of: Of, rivals: Of | None, finished: Finished) -> Diff
             per cent of the questions; of a task without questions there is nothing.
         of, rivals: the adapters.
         finished: the runs.
+        beside: adapters whose figure is to stand beside this one: tasks and seeds are those that these have, too.
     """
     replicates, by_task, fewest = [], {}, len(SEEDS)
-    for key in sorted(of.keys() & (of if rivals is None else rivals).keys()):
-        pair = [each[key] for each in (of, rivals) if each is not None]
-        seeds = [seed for seed in SEEDS if all(replace(each.cell, seed=seed) in finished for each in pair)]
-        at_base = next((line["at_base"] for cell, line in finished.items()
-                        if (cell.base, cell.task) == key and "at_base" in line), None)  # fmt: skip
-        texts = [text for text in (OTHERS if what == "others" else (what,)) if at_base and _has(at_base, text)]
-        if not seeds or not texts or at_base is None:
+    for key, seeds in shared([each for each in (of, rivals, beside) if each is not None], finished).items():
+        pair, at_base = [each[key] for each in (of, rivals) if each is not None], _at_base(key, finished)
+        texts = [text for text in (OTHERS if what == "others" else (what,)) if _has(at_base, text)]
+        if not texts:
             continue
         fewest, of_texts, means = min(fewest, len(seeds)), [], []
         of_seeds = _drawn("-".join(key), len(seeds))
@@ -104,6 +114,24 @@ def difference(what: str, of: Of, rivals: Of | None, finished: Finished) -> Diff
     return Difference(Estimate(float(np.mean(list(by_task.values()))), float(low), float(high)), every, by_task, fewest)
 
 
+def count(text: str, key: Key, of: Of, beside: Of, finished: Finished) -> tuple[float, int] | None:
+    """Of a task's questions those right (``right``), or of the answers that the base knew those lost (``known``), the
+    mean of the seeds that both have; and of how many. None where the adapter was not asked."""
+    at_base, (cell, point) = _at_base(key, finished), of[key]
+    lines = [finished[replace(cell, seed=seed)] for seed in shared([of, beside], finished)[key]]
+    if not _has(at_base, text) or any("points" in line and text not in adapter(line, point) for line in lines):
+        return None
+    base = _units(at_base, text)
+    found = float(np.mean([_scored(line, point, text, base).sum() for line in lines]))
+    return (base.sum() - found, int(base.sum())) if text == "known" else (found, len(base))
+
+
+def _at_base(key: Key, finished: Finished) -> Line:
+    """What the base scores, of the one run of a task that has it; nothing where all diverged."""
+    return next((line["at_base"] for cell, line in finished.items()
+                 if (cell.base, cell.task) == key and "at_base" in line), {"nats": {}, "known": []})  # fmt: skip
+
+
 def _has(at_base: Line, text: str) -> bool:
     """Of general questions those alone count that the base has right."""
     return any(at_base["known"]) if text == "known" else text in at_base or text in at_base["nats"]
@@ -122,7 +150,7 @@ def _scored(line: Line, point: str, text: str, base: Floats) -> Floats:
     return np.minimum(found, base) if text == "known" else found
 
 
-def _name(text: str, key: tuple[str, str]) -> str:
+def _name(text: str, key: Key) -> str:
     """Documents of one name are drawn together."""
     base, task = key
     return f"{task} {text}" if text in ("test", "right") else f"{base} {text}" if text == "general" else text
@@ -134,19 +162,34 @@ def _drawn(name: str, units: int) -> Floats:
     return counts(np.random.default_rng(zlib.crc32(f"{name} {units}".encode())), units, DRAWS)
 
 
-def holm(p: Mapping[str, float], level: float = 1 - LEVEL) -> set[str]:
-    """The hypotheses that are shown, all of them together at this level (Holm, Scand. J. Statist. 6, 1979)."""
+def holm(p: Mapping[str, float], of: int, level: float = 1 - LEVEL) -> set[str]:
+    """The hypotheses that are shown, all of them together at this level (Holm, Scand. J. Statist. 6, 1979); of so many
+    in all, those without runs too."""
     shown: set[str] = set()
     for number, name in enumerate(sorted(p, key=lambda name: p[name])):
-        if p[name] > level / (len(p) - number):
+        if p[name] > level / (of - number):
             break
         shown.add(name)
     return shown
 
 
 def processor_seconds(of: Of, rivals: Of, finished: Finished) -> float:
-    """Training's, over the rivals', the mean of bases and tasks."""
-    pairs: Iterable = ((finished[of[key].cell], finished[rivals[key].cell]) for key in of.keys() & rivals.keys())
-    shares = [mine["train_cpu_s"] / theirs["train_cpu_s"] for mine, theirs in pairs
-              if "train_cpu_s" in mine and "train_cpu_s" in theirs]  # fmt: skip
-    return float(np.mean(shares)) if shares else float("nan")
+    """Training's, over the rivals'."""
+    return mean(lambda mine, _, theirs: mine["train_cpu_s"] / theirs["train_cpu_s"], of, rivals, finished)
+
+
+def mean(figure: Callable[[Line, str, Line], float], of: Of, beside: Of, finished: Finished) -> float:
+    """Of bases and tasks, and of the seeds that both have and that did not diverge.
+
+    Args:
+        figure: of an adapter's run, its name, and the other's run.
+        of, beside: the adapters.
+        finished: the runs.
+    """
+    of_tasks = []
+    for key, seeds in shared([of, beside], finished).items():
+        lines = [[finished[replace(each[key].cell, seed=seed)] for each in (of, beside)] for seed in seeds]
+        of_tasks.append([figure(mine, of[key].point, theirs) for mine, theirs in lines
+                         if "points" in mine and "points" in theirs])  # fmt: skip
+    means = [np.mean(figures) for figures in of_tasks if figures]
+    return float(np.mean(means)) if means else float("nan")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from benchmarks.cells import REAL
@@ -37,6 +38,9 @@ GROUPS: tuple[tuple[tuple[str, float], ...], ...] = (
 
 FREE = ("end", "best", "mean", "ema", "scaled")
 """What plain gives for nothing. Other arms are judged by the adapter that they keep, ``best``."""
+
+SCALED = {0.25: "x 0.25", 0.5: "x 0.5", 0.75: "x 0.75", 1.0: "end"}
+"""The last adapter of a plain run, by its scale."""
 
 RIVALS = ("plain", "decay", "dropout", "rank", "replay")
 """Of whose adapters the strongest free rival of a loop is one."""
@@ -95,10 +99,25 @@ STAGES = {
 
 
 def adapter(line: Line, point: str) -> Line:
-    """What one adapter of a run scored; of the scaled ones that which validates best."""
+    """What one adapter of a run scored; of the scaled ones that which validates best; at a scale that was not measured
+    ("x 0.3") what lies between its neighbours."""
     points = line["points"]
+    if point.startswith("x ") and point not in points:
+        return between(points, float(point.removeprefix("x ")))
     scaled = [of for name, of in points.items() if name.startswith("x ")] if point == "scaled" else [points[point]]
     return min(scaled, key=lambda of: of["validation"])
+
+
+def between(points: dict[str, Line], scale: float) -> Line:
+    """Bits, drift and nats at a scale of a plain run's last adapter, each a straight line from scale to scale."""
+    low, high = next(pair for pair in pairwise(SCALED) if pair[0] <= scale <= pair[1])
+    lower, higher, share = points[SCALED[low]], points[SCALED[high]], (scale - low) / (high - low)
+
+    def mixed(of: float, to: float) -> float:
+        return of + share * (to - of)
+
+    nats = {text: list(map(mixed, of, higher["nats"][text])) for text, of in lower["nats"].items()}
+    return {"nats": nats} | {what: mixed(lower[what], higher[what]) for what in ("validation", "drift")}
 
 
 def validation(line: Line | None, point: str) -> float:
@@ -162,18 +181,45 @@ def free_rival(loop: Cell, finished: Finished) -> tuple[Cell, str] | None:
 
     Of all adapters of ``RIVALS`` that validate no worse, that with least drift; if there is none, the best validated.
     """
-    own = settled(loop, finished)
-    plain = settled(replace(loop, arm="plain", value=0.0), finished)
-    if own is None or plain is None:
+    worst = to_match(loop, finished)
+    if worst is None:
         return None
-    worst = validation(finished[replace(loop, rate=own["best"], seed=FIRST_SEED)], "best")
-    here = loop.base, loop.task, FIRST_SEED
-    every = [(cell, name, of) for cell, line in finished.items() for name, of in line.get("points", {}).items()
-             if (cell.base, cell.task, cell.seed) == here and cell.arm in RIVALS]  # fmt: skip
+    every = [(cell, name, of) for cell, points in _rivals_of(loop, finished) for name, of in points.items()]
     as_good = [each for each in every if each[2]["validation"] <= worst]
     cell, name, _ = (min(as_good, key=lambda each: each[2]["drift"]) if as_good
                      else min(every, key=lambda each: each[2]["validation"]))  # fmt: skip
     return cell, name
+
+
+def scaled_rival(loop: Cell, finished: Finished) -> tuple[Cell, str] | None:
+    """The free rival that validates just as the loop does, by the first seed: a plain run, and its last adapter at the
+    scale at which the straight line between two that were measured does so. Of all rates that with least drift; None
+    until rates are known, and where no run's scales have the loop's validation between them."""
+    wanted, found = to_match(loop, finished), []
+    if wanted is None:
+        return None
+    for cell, points in _rivals_of(loop, finished):
+        for low, high in pairwise(SCALED) if cell.arm == "plain" else ():
+            of, to = (points[SCALED[scale]]["validation"] for scale in (low, high))
+            if min(of, to) <= wanted <= max(of, to):
+                scale = low + (high - low) * ((wanted - of) / (to - of) if to != of else 0.0)
+                found.append((cell, f"x {scale}"))
+    return min(found, key=lambda each: adapter(finished[each[0]], each[1])["drift"], default=None)
+
+
+def to_match(loop: Cell, finished: Finished) -> float | None:
+    """Validation bits of the adapter that a loop keeps, of the first seed; None until rates are known."""
+    own = settled(loop, finished)
+    if own is None or settled(replace(loop, arm="plain", value=0.0), finished) is None:
+        return None
+    return validation(finished[replace(loop, rate=own["best"], seed=FIRST_SEED)], "best")
+
+
+def _rivals_of(loop: Cell, finished: Finished) -> Iterator[tuple[Cell, dict[str, Line]]]:
+    """First seeds of ``RIVALS`` on the loop's base and task, with their adapters."""
+    here = loop.base, loop.task, FIRST_SEED
+    return ((cell, line["points"]) for cell, line in finished.items() if "points" in line
+            if (cell.base, cell.task, cell.seed) == here and cell.arm in RIVALS)  # fmt: skip
 
 
 def plan(stage: Stage, finished: Finished) -> Iterator[Cell]:

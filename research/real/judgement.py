@@ -1,17 +1,21 @@
 """The protocol's hypotheses and criteria on the finished runs of a stage."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks import cells
 from research.real.evidence import Difference, Judged, Of, difference, holm, kept, processor_seconds, reference
-from research.real.grid import ARMS, SEEDS, Cell, Finished, Stage, free_rival, validation
+from research.real.grid import ARMS, SEEDS, Cell, Finished, Stage, free_rival, scaled_rival, validation
 
 BUDGETS = sorted(ARMS["drift"])
 DRIFT = [("drift", budget) for budget in BUDGETS]
 AUTO, MIDDLE = ("auto", 0.0), ("drift", 0.02)
+RIVALS = {"F": free_rival, "F'": scaled_rival}
+"""The free rivals of a loop."""
+HYPOTHESES = 8
 Arm = tuple[str, float]
 
 
@@ -35,12 +39,12 @@ class Criterion:
     Attributes:
         says: what is asked.
         found: what was found.
-        met: whether that is so.
+        met: whether that is so; None of what is told beside the criteria.
     """
 
     says: str
     found: str
-    met: bool
+    met: bool | None
 
 
 class Judgement:
@@ -49,35 +53,44 @@ class Judgement:
     Args:
         stage: bases, tasks and arms.
         finished: the runs.
+        words: only bases and tasks that have all of these in their names. Raises UserError where there are none.
 
     Attributes:
+        keys: bases and tasks.
         plain: R of each base and task.
         arms: by arm and value, the adapters that it keeps.
         hypotheses: H1 to H8 by name, those of which there are runs.
         shown: those that are shown, corrected by Holm.
     """
 
-    def __init__(self, stage: Stage, finished: Finished) -> None:
+    def __init__(self, stage: Stage, finished: Finished, words: Sequence[str] = ()) -> None:
         self.stage, self.finished = stage, finished
+        self.keys = cells.chosen([(base, task) for base in stage.bases for task in stage.tasks], words)
         self.plain = self._of(lambda base, task: reference(base, task, finished))
         arms = [arm for group in stage.groups for arm in group]
         self.arms = {
             arm: self._of(lambda base, task, arm=arm: kept(Cell(base, task, *arm, 0.0), finished)) for arm in arms
         }
         self.hypotheses = {name: each for name, each in self._hypotheses() if each}
-        self.shown = holm({name: each.p for name, each in self.hypotheses.items()})
+        self.shown = holm({name: each.p for name, each in self.hypotheses.items()}, HYPOTHESES)
 
     def _of(self, find: Callable[[str, str], Judged | None]) -> Of:
-        every = {(base, task): find(base, task) for base in self.stage.bases for task in self.stage.tasks}
+        every = {key: find(*key) for key in self.keys}
         return {key: found for key, found in every.items() if found}
 
-    def more(self, what: str, arm: Arm, rivals: Of | None) -> Difference | None:
+    def more(self, what: str, arm: Arm, rivals: Of) -> Difference | None:
         """What an arm has more than others, as of ``evidence.difference``."""
         return difference(what, self.arms.get(arm, {}), rivals, self.finished)
 
-    def free(self, arm: Arm) -> Of:
-        """F of each base and task, for a loop."""
-        found = self._of(lambda base, task: free_rival(Cell(base, task, *arm, 0.0), self.finished))
+    def beside_plain(self, what: str, of: Of) -> tuple[Difference | None, Difference | None]:
+        """What adapters have more than the base, and what R has more, on the same tasks and with the same seeds."""
+        pair = (of, self.plain), (self.plain, of)
+        mine, theirs = (difference(what, one, None, self.finished, beside=other) for one, other in pair)
+        return mine, theirs
+
+    def free(self, arm: Arm, rival: str = "F") -> Of:
+        """F or F' of each base and task, for a loop."""
+        found = self._of(lambda base, task: RIVALS[rival](Cell(base, task, *arm, 0.0), self.finished))
         return {key: Judged(*each) for key, each in found.items()}
 
     @property
@@ -113,7 +126,8 @@ class Judgement:
             self._shown("H1"),
             _most("on no task more than 1 point above R", learned.by_task[worst], 1.0, f" ({' '.join(worst)})"),
             _most("the four texts at most 0.5 points more", lost.estimate.mean, 0.5),
-            *([_most("at most 2 % fewer questions", -right.estimate.mean, 2.0)] if right else []),
+            *([_most("at most 2 % fewer questions", -right.estimate.mean, 2.0, _of_tasks(right))] if right else []),
+            self._against(AUTO, *RIVALS),
         ]
 
     def of_budget(self, number: int) -> list[Criterion]:
@@ -121,17 +135,20 @@ class Judgement:
         arm, learns, loses = DRIFT[number], f"H{2 + number}", f"H{5 + number}"
         if not {learns, loses} <= self.hypotheses.keys():
             return []
-        right, lost = self.more("right", arm, self.plain), self.more("others", arm, None)
-        of_plain = difference("others", self.plain, None, self.finished)
-        known, known_of_plain = self.more("known", arm, None), difference("known", self.plain, None, self.finished)
+        right = self.more("right", arm, self.plain)
+        (lost, of_plain), (known, known_of_plain) = (
+            self.beside_plain(what, self.arms[arm]) for what in ("others", "known")
+        )
         cost = processor_seconds(self.arms[arm], self.plain, self.finished)
         return [
             self._shown(learns),
-            *([_most("at most 5 % fewer questions", -right.estimate.mean, 5.0)] if right else []),
-            _most("of what R adds on the four texts at most half", lost.estimate.mean, of_plain.estimate.mean / 2),
+            *([_most("at most 5 % fewer questions", -right.estimate.mean, 5.0, _of_tasks(right))] if right else []),
+            _most("of what R adds on the four texts at most half", lost.estimate.mean, of_plain.estimate.mean / 2,
+                  _of_tasks(lost)),
             *([_most("of the known answers that R loses at most half", -known.estimate.mean,
-                     -known_of_plain.estimate.mean / 2)] if known and known_of_plain else []),
+                     -known_of_plain.estimate.mean / 2, _of_tasks(known))] if known else []),
             self._shown(loses),
+            self._against(arm, "F'"),
             _most("times plain's processor seconds at most 1.25", cost, 1.25),
         ]  # fmt: skip
 
@@ -160,23 +177,31 @@ class Judgement:
 
     @property
     def complete(self) -> bool:
-        """Whether every arm has every base and task, and what is compared five seeds."""
+        """Whether every arm has every base and task of the stage, and what is compared five seeds."""
         tasks = len(self.stage.bases) * len(self.stage.tasks)
         of_all = all(len(each.found.by_task) == tasks and each.found.seeds == len(SEEDS)
                      for each in self.hypotheses.values())  # fmt: skip
-        return of_all and all(len(of) == tasks for of in self.arms.values())
+        return len(self.hypotheses) == HYPOTHESES and of_all and all(len(of) == tasks for of in self.arms.values())
 
     def _shown(self, name: str) -> Criterion:
         return Criterion(f"{name}: {self.hypotheses[name].says}", _told(self, name), name in self.shown)
+
+    def _against(self, arm: Arm, *rivals: str) -> Criterion:
+        found = {name: self.more("others", arm, self.free(arm, name)) for name in rivals}
+        told = [f"{name} {more}{_of_tasks(more)}" if more else f"{name} no runs" for name, more in found.items()]
+        return Criterion(f"the four texts cost less than under {' and '.join(rivals)}", "; ".join(told), None)
 
 
 def _told(judgement: Judgement, name: str) -> str:
     if name not in judgement.hypotheses:
         return "no runs"
     each = judgement.hypotheses[name]
-    mean, low, high = each.found.estimate.mean, each.found.estimate.low, each.found.estimate.high
-    return f"{mean:+.2f} ({low:+.2f} to {high:+.2f}), p {each.p:.2g}, {len(each.found.by_task)} tasks"
+    return f"{each.found}, p {each.p:.2g}{_of_tasks(each.found)}"
+
+
+def _of_tasks(found: Difference) -> str:
+    return f", {len(found.by_task)} tasks, seeds: {found.seeds}"
 
 
 def _most(says: str, found: float, most: float, more: str = "") -> Criterion:
-    return Criterion(says, f"{found:+.2f}{more}, asked {most:.2f}", found <= most)
+    return Criterion(says, f"{found:+.2f}, asked {most:.2f}{more}", found <= most)

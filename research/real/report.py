@@ -1,90 +1,141 @@
-"""The tables of the protocol: what each question's criteria say, and every arm beside R."""
+"""The tables of the protocol: what each question's criteria say, every arm beside R, and the same task by task."""
 
 from collections.abc import Callable
 
 from rich.console import Console
 from rich.table import Table
 
-from research.real.evidence import Difference, Of, difference, processor_seconds
-from research.real.grid import adapter, interior
-from research.real.judgement import BUDGETS, Criterion, Judgement
+from research.real.evidence import Difference, Key, Of, count, difference, mean, processor_seconds, shared
+from research.real.grid import Finished, adapter, interior
+from research.real.judgement import BUDGETS, MIDDLE, RIVALS, Arm, Criterion, Judgement
 
 
 def auto(judgement: Judgement, console: Console) -> None:
     """Should ``--target-s auto`` be a default, or in the package at all?"""
-    so_far = "" if judgement.complete else ", so far"
-    _say(f"auto becomes the default{so_far}", judgement.of_auto(), console)
-    _say(f"auto leaves the package{so_far}", judgement.auto_leaves(), console, any)
+    _say("auto becomes the default", judgement.of_auto(), judgement.complete, console)
+    _say("auto leaves the package", judgement.auto_leaves(), judgement.complete, console, any)
 
 
 def drift(judgement: Judgement, console: Console) -> None:
     """Should ``--max-drift`` be a default, at which budget, or in the package at all?"""
-    so_far = "" if judgement.complete else ", so far"
     for number, budget in enumerate(BUDGETS):
-        _say(f"a budget of {budget:.0%} could be the default{so_far}", judgement.of_budget(number), console)
-    _say(f"drift leaves the package{so_far}", judgement.drift_leaves(), console, any)
+        criteria = judgement.of_budget(number)
+        _say(f"a budget of {budget:.0%} could be the default", criteria, judgement.complete, console)
+    _say("drift leaves the package", judgement.drift_leaves(), judgement.complete, console, any)
 
 
-def _say(what: str, criteria: list[Criterion], console: Console, take: Callable[[list[bool]], bool] = all) -> None:
-    made = Table(
-        title=f"{what}: " + ("no runs" if not criteria else "yes" if take([c.met for c in criteria]) else "no")
-    )
-    for name in ("criterion", "found, in points or per cent", "met"):
-        made.add_column(name)
+def _say(what: str, criteria: list[Criterion], complete: bool, console: Console,
+         take: Callable[[list[bool]], bool] = all) -> None:  # fmt: skip
+    met = [criterion.met for criterion in criteria if criterion.met is not None]
+    verdict = "no runs" if not criteria else "undecided" if not complete else "yes" if take(met) else "no"
+    so_far = "" if complete else "so far "
+    made = _table(f"{what}: {verdict}", ("criterion", "found, in points or per cent", "met"))
     for criterion in criteria:
-        made.add_row(criterion.says, criterion.found, "yes" if criterion.met else "no")
+        yes = "-" if criterion.met is None else so_far + ("yes" if criterion.met else "no")
+        made.add_row(criterion.says, criterion.found, yes)
     console.print(made)
 
 
-COLUMNS = ("arm", "tasks", "seeds", "test, points above R", "questions", "four texts above base", "known lost", "drift",
-           "tokens", "cpu s", "cpu, over plain", "rate at an end")  # fmt: skip
+def _table(title: str, columns: tuple[str, ...], figures: str = "left") -> Table:
+    made = Table(title=title)
+    for number, name in enumerate(columns):
+        made.add_column(name, justify=figures if number else "left")
+    return made
+
+
+def named(arm: Arm) -> str:
+    """An arm and its value, as flags have it."""
+    name, value = arm
+    share = name in ("drift", "replay", "both")
+    return f"{name} {value:.0%}" if share else f"{name} {value:g}" if value else name
+
+
+COLUMNS = ("arm", "tasks", "seeds", "test, points\nabove R", "questions\nabove R", "four texts\nabove base; R's",
+           "known lost;\nR's", "drift;\nR's", "tokens", "cpu, over\nplain", "rate at\nan end")  # fmt: skip
 
 
 def arms(judgement: Judgement, console: Console) -> None:
-    """Every arm and value, the mean of bases and tasks."""
-    made = Table(title="what each arm learned and lost")
-    for name in COLUMNS:
-        made.add_column(name, justify="left" if name == "arm" else "right")
-    made.add_row(*row(judgement, "R", judgement.plain))
-    for (arm, value), of in judgement.arms.items():
-        if of:
-            made.add_row(*row(judgement, f"{arm} {value:g}" if value else arm, of))
+    """Every arm and value, the mean of the bases and tasks that it and R have; what is R's is of the same."""
+    made = _table("what each arm learned and lost", COLUMNS, "right")
+    for name, every in {"R": judgement.plain, **{named(arm): of for arm, of in judgement.arms.items()}}.items():
+        if of := {key: judged for key, judged in every.items() if key in judgement.plain}:
+            made.add_row(*row(judgement, name, of))
     console.print(made)
 
 
 def row(judgement: Judgement, name: str, of: Of) -> list[str]:
     """An arm as cells of the table, in the order of ``COLUMNS``."""
-    finished = judgement.finished
-    own = [(finished[each.cell], each) for each in of.values()]
-    ran = [(line, each) for line, each in own if "points" in line]
-    learned = difference("test", of, judgement.plain, finished)
-
-    def mean(figures: list[float]) -> float:
-        return sum(figures) / len(figures) if figures else float("nan")
-
-    right, lost, known = (difference(what, of, rivals, finished) for what, rivals in
-                          (("right", judgement.plain), ("others", None), ("known", None)))  # fmt: skip
-    ends = sum(not interior(each.cell, finished, each.point) for _, each in own)
+    finished, plain = judgement.finished, judgement.plain
+    learned, right = (difference(what, of, plain, finished) for what in ("test", "right"))
+    lost, of_plain = judgement.beside_plain("others", of)
+    known = ["-" if each is None else f"{-each.estimate.mean:.1f} %" for each in judgement.beside_plain("known", of)]
+    drifts = [f"{_drift(*pair, finished):.2%}" for pair in ((of, plain), (plain, of))]
+    ends = sum(not interior(each.cell, finished, each.point) for each in of.values())
     return [
         name,
-        str(len(own)),
+        str(len(of)),
         str(learned.seeds if learned else 0),
-        _told(learned),
-        _told(right),
-        _told(lost),
-        "-" if known is None else f"{-known.estimate.mean:.1f} %",
-        f"{mean([adapter(line, each.point)['drift'] for line, each in ran]):.2%}",
-        f"{mean([line['tokens'] for line, _ in ran]):,.0f}",
-        f"{mean([line['train_cpu_s'] for line, _ in ran]):.0f}",
-        f"{processor_seconds(of, judgement.plain, finished):.2f}",
-        f"{ends} of {len(own)}",
+        _two_lines(learned),
+        _two_lines(right, f", of {len(right.by_task)}" if right else ""),
+        _two_lines(lost, f"; {of_plain.estimate.mean:+.2f}" if of_plain else ""),
+        ";\n".join(known),
+        ";\n".join(drifts),
+        f"{mean(lambda line, *_: line['tokens'], of, plain, finished):,.0f}",
+        f"{processor_seconds(of, plain, finished):.2f}",
+        f"{ends} of {len(of)}",
     ]
 
 
-def _told(found: Difference | None) -> str:
-    if found is None:
-        return "-"
-    return f"{found.estimate.mean:+.2f} ({found.estimate.low:+.2f} to {found.estimate.high:+.2f})"
+def _two_lines(found: Difference | None, more: str = "") -> str:
+    return str(found or "-").replace(" (", f"{more}\n(")
 
 
-TABLES = {"auto": auto, "drift": drift, "arms": arms}
+def _drift(of: Of, beside: Of, finished: Finished) -> float:
+    return mean(lambda line, point, _: adapter(line, point)["drift"], of, beside, finished)
+
+
+TASK_COLUMNS = ("arm, rate, adapter", "test, points above R", "of R's\nbits", "right", "known lost",
+                "four texts above base", "drift", "cpu, over\nplain", "seeds")  # fmt: skip
+
+
+def tasks(judgement: Judgement, console: Console) -> None:
+    """Every arm and value on each base and task of which R is known, and the free rivals of a budget of 2 %. Of a
+    budget the last adapter, too."""
+    every = [("R: ", judgement.plain), *((f"{name}: ", judgement.free(MIDDLE, name)) for name in RIVALS)]
+    for arm, of in sorted(judgement.arms.items()):
+        if arm[0] != "plain":
+            every.append(("", of))
+        if arm[0] == "drift":
+            every.append(("", {key: judged._replace(point="end") for key, judged in of.items()}))
+    if not judgement.plain:
+        console.print("no runs: R is known on none of these tasks yet")
+    for key in judgement.plain:
+        made = _table(f"{' '.join(key)} (F and F': of {named(MIDDLE)})", TASK_COLUMNS, "right")
+        for name, of in every:
+            if key in of:
+                made.add_row(*task_row(judgement, name, key, {key: of[key]}))
+        console.print(made)
+
+
+def task_row(judgement: Judgement, name: str, key: Key, of: Of) -> list[str]:
+    """An adapter on one base and task as cells of the table, in the order of ``TASK_COLUMNS``."""
+    finished, plain, (cell, point) = judgement.finished, judgement.plain, of[key]
+    learned = difference("test", of, plain, finished)
+    of_plain = difference("test", plain, None, finished, beside=of)
+    lost, _ = judgement.beside_plain("others", of)
+    asked = [count(text, key, of, plain, finished) for text in ("right", "known")]
+    at_end = ", at an end" if point in cell.judged and not interior(cell, finished, point) else ""
+    shown = f"x {float(point.removeprefix('x ')):.2g}" if point.startswith("x ") else point
+    return [
+        f"{name}{named((cell.arm, cell.value))}, {cell.rate:g}{at_end}, {shown}",
+        str(learned),
+        f"{100 * learned.estimate.mean / (100 + of_plain.estimate.mean):+.1f} %",
+        *(f"{each[0]:.3g} of {each[1]}" if each else "-" for each in asked),
+        str(lost),
+        f"{_drift(of, plain, finished):.2%}",
+        f"{processor_seconds(of, plain, finished):.2f}",
+        str(len(shared([of, plain], finished)[key])),
+    ]
+
+
+TABLES = {"auto": auto, "drift": drift, "arms": arms, "tasks": tasks}

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from research.real.grid import Cell, Finished, Stage, to_do
+from research.real.grid import SCALED, Cell, Finished, Stage, to_do
 
 DOCUMENTS, BASE = 12, 100.0
 """Of each text; and its nats under the base."""
@@ -25,7 +25,7 @@ def line() -> Callable[..., dict]:
             "right": [1, 0] * 6,
             "known": [1, 0],
         } | more
-        names = ("end", "best", "mean", "ema", "step 9", "x 0.5") if cell.arm == "plain" else ("end", "best")
+        names = ("end", "best", "mean", "ema", "step 9", *SCALED.values()) if cell.arm == "plain" else ("end", "best")
         at_base = {"nats": _nats(BASE, BASE), "right": [0] * 12, "known": [1, 1]}
         return asdict(cell) | {"points": dict.fromkeys(names, point), "at_base": at_base, "tokens": 1000,
                                "train_cpu_s": 10.0}  # fmt: skip

@@ -13,10 +13,12 @@ from research.real.grid import (
     STAGES,
     Cell,
     Stage,
+    adapter,
     best_value,
     free_rival,
     interior,
     rates,
+    scaled_rival,
     settled,
     to_do,
 )
@@ -65,6 +67,19 @@ def test_the_strongest_free_rival_validates_no_worse_and_drifts_least(run_all):
     points["x 0.5"] = points["x 0.5"] | {"validation": 1.1, "drift": 0.001}  # learned less than the loop
     assert free_rival(loop, finished) == (early, "step 9")
     assert replace(early, seed=3) in list(to_do(ONE, finished))
+
+
+def test_the_scaled_rival_validates_as_the_loop_does_at_the_least_drift(run_all):
+    finished = run_all(ONE._replace(groups=GROUPS[:1]))
+    loop, early = replace(PLAIN, arm="drift", value=0.02), replace(PLAIN, rate=3e-3)
+    points = finished[early]["points"]  # the loop validates at 1.0, as all of plain's at 0.01 with a drift of 0.1
+    points["x 0.25"] = points["end"] | {"validation": 1.4, "drift": 0.02, "nats": {"test": [200.0] * 12}}
+    points["x 0.5"] = points["end"] | {"validation": 0.9, "drift": 0.06, "nats": {"test": [150.0] * 12}}
+    cell, point = scaled_rival(loop, finished)
+    found = adapter(finished[cell], point)
+    assert cell == early and float(point.removeprefix("x ")) == pytest.approx(0.45)
+    assert [found["validation"], found["drift"]] == pytest.approx([1.0, 0.052])
+    assert found["nats"]["test"] == pytest.approx([160.0] * 12)
 
 
 def test_the_tasks_take_turns_and_the_shards_share_them():

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from granite_scu.cli import exit_codes
+from granite_scu.cli.console import WIDE, make_console
 from research.real import chart, command, report
-from research.real.evidence import difference, holm, kept, reference
+from research.real.evidence import difference, holm, kept, processor_seconds, reference
 from research.real.grid import GROUPS, Cell, Stage
-from research.real.judgement import Judgement
+from research.real.judgement import AUTO, MIDDLE, Judgement
 
 STAGE = Stage(("tiny-granite-h",), ("museum", "telegram"), GROUPS[:2])
 PLAIN = Cell("tiny-granite-h", "museum", "plain", 0.0, 0.0)
@@ -67,16 +68,17 @@ def test_what_diverged_scores_as_the_base(finished):
 
 
 def test_holm_stops_at_the_first_that_is_not_shown():
-    assert holm({"a": 0.001, "b": 0.02, "c": 0.03}) == {"a", "b", "c"}
-    assert holm({"a": 0.001, "b": 0.03, "c": 0.03}) == {"a"}
-    assert holm({"a": 0.02, "b": 0.001, "c": 0.9}) == {"a", "b"}
+    assert holm({"a": 0.001, "b": 0.02, "c": 0.03}, 3) == {"a", "b", "c"}
+    assert holm({"a": 0.001, "b": 0.03, "c": 0.03}, 3) == {"a"}
+    assert holm({"a": 0.02, "b": 0.001, "c": 0.9}, 3) == {"a", "b"}
+    assert holm({"a": 0.02, "b": 0.001}, 8) == {"b"}  # the six that were not run count
 
 
 def test_the_criteria_say_what_the_runs_say(finished):
     judged = Judgement(STAGE, finished)
     assert judged.shown == {"H2", "H3", "H4", "H5", "H6", "H7"}
-    assert [criterion.met for criterion in judged.of_auto()] == [False, False, True, True]
-    assert all(criterion.met for number in range(3) for criterion in judged.of_budget(number))
+    assert [criterion.met for criterion in judged.of_auto()] == [False, False, True, True, None]
+    assert all(criterion.met is not False for number in range(3) for criterion in judged.of_budget(number))
     assert (
         judged.complete
         and judged.auto_leaves()[0].met
@@ -90,9 +92,39 @@ def test_of_no_run_nothing_is_said():
     assert not judged.complete
 
 
-def test_tables_and_pictures_are_made(finished, tmp_path, capsys):
+def test_what_stands_beside_r_is_of_the_same_tasks_and_without_a_task_nothing_is_decided(finished, capsys):
+    finished = {cell: line for cell, line in finished.items() if (cell.task, cell.arm) != ("telegram", "drift")}
+    for cell, line in finished.items():
+        if (cell.task, cell.arm) == ("telegram", "plain"):
+            line["points"] = {name: of | {"nats": {text: [300.0] * 12 for text in of["nats"]}, "drift": 0.9}
+                              for name, of in line["points"].items()}  # fmt: skip
     judged = Judgement(STAGE, finished)
-    assert report.row(judged, "auto", judged.arms["auto", 0.0])[:4] == ["auto", "2", "5", "+2.00 (+2.00 to +2.00)"]
+    found = {criterion.says: criterion.found for criterion in judged.of_budget(1)}
+    assert found["of what R adds on the four texts at most half"].startswith("+1.00, asked 10.00, 1 tasks")
+    row = dict(zip(report.COLUMNS, report.row(judged, "drift", judged.arms[MIDDLE]), strict=True))
+    assert row["tasks"] == "1" and row["drift;\nR's"] == "1.00%;\n10.00%"
+    report.drift(judged, make_console())
+    assert capsys.readouterr().out.count("undecided") == 4
+
+
+def test_processor_seconds_are_of_all_seeds_that_both_have(finished):
+    judged = Judgement(STAGE, finished)
+    for cell, line in finished.items():
+        if cell.arm == "auto" and cell.seed:
+            line["train_cpu_s"] = 20.0
+    assert processor_seconds(judged.arms[AUTO], judged.plain, finished) == pytest.approx(9 / 5)
+
+
+def test_tables_and_pictures_are_made(finished, tmp_path, capsys):
+    judged = Judgement(STAGE, finished, ["museum"])
+    assert report.row(judged, "auto", judged.arms[AUTO])[:4] == ["auto", "1", "5", "+2.00\n(+2.00 to +2.00)"]
+    report.tasks(judged, make_console(width=WIDE))
+    told = capsys.readouterr().out
+    assert "telegram" not in told and all(name in told for name in ("R: plain", "F: replay 5%", "F': plain"))
+    [end] = [line for line in told.splitlines() if "drift 1%" in line and "end" in line]
+    for figure in ("+0.50 (+0.50 to +0.50)", "+1.0 %", "6 of 12", "0 of 2", "+1.00 (+1.00 to +1.00)", "1.00%"):
+        assert figure in end
+    judged = Judgement(STAGE, finished)
     for question in ("auto", "drift"):
         chart.write(judged, question, tmp_path / f"{question}.png")
         assert (tmp_path / f"{question}.png").stat().st_size > 5000
