@@ -208,7 +208,7 @@ def steps(work: Work, model: str, *flags: Any, batch: int = 8) -> list[dict[str,
 
 def variants(work: Work) -> Finding:
     """The default step operator by operator, recomputed, and in 4 bits."""
-    ways = ("--variants", "eager", "recomputed", "four_bits")
+    ways = ("--variants", "eager", "recomputed", *["four_bits"] * (find_spec("bitsandbytes") is not None))
     return compared(steps(work, "whole", "--sides", "ours", *ways, batch=2), "a step in other ways", STEP)
 
 

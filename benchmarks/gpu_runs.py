@@ -1,6 +1,7 @@
 """The legs of ``scripts/gpu_check.py`` that compare short runs of the embedded model with one another."""
 
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from benchmarks.gpu_work import Finding, OutOfTime, Skipped, Table, Work
@@ -76,6 +77,8 @@ def lacking(variant: Variant, work: Work) -> str | None:
         return "fp16 is for GPUs"
     if precision == "bf16" and not (info["supports_bfloat16"] if on_gpu else work.precision == "bf16"):
         return "the device has no bf16 products"
+    if variant.same == "4bit" and find_spec("bitsandbytes") is None:
+        return "the package bitsandbytes is not installed"
     if variant.flags[-2:] == HUBS_KERNELS:
         return _lacking_for_the_hubs(work)
     return None

@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,9 @@ def main() -> int:
     wanted = QUICK if options.quick else wanted
     allowed = measure.usable(["fp32", "fp16", "bf16"], options.device)
     wanted = [case for case in wanted if case[1] in allowed]
+    if find_spec("bitsandbytes") is None:
+        print("cases in 4 bits left out: the package bitsandbytes is not installed", file=sys.stderr)
+        wanted = [case for case in wanted if "--4bit-quantization" not in case[4]]
     with ExitStack() as stack:
         models = {case[0] for case in wanted}
         folders = {model: stack.enter_context(training.model_folder(model, options.device)) for model in models}
