@@ -282,7 +282,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     packing.add_argument("--add", type=Path, nargs="+", default=[], metavar="PATH", help="wheels, files, folders")
     packing.add_argument("--without", nargs="+", default=[], metavar="NAME", help="packages that are not fetched")
     packing.add_argument("--python", default="3.12", help="the machine's (default: %(default)s)")
-    packing.add_argument("--part-mb", type=int, default=60, help="most of a part, in 10^6 bytes (default: %(default)s)")
+    packing.add_argument("--part-mb", type=int, default=26, help="most of a part, in 10^6 bytes; 64 MiB "
+                         "hold it and this checkout (default: %(default)s)")  # fmt: skip
     unpacking = commands.add_parser("unpack", help="put the parts together")
     unpacking.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="of parts that have been carried")
     unpacking.add_argument("--into", type=Path, required=True, metavar="PLACE", help="where it all is to lie")
