@@ -21,12 +21,12 @@ from transformers import PreTrainedModel
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig, LoraConfig, listed
 from granite_scu.config.untrusted_input import parse_json
-from granite_scu.model import experts
+from granite_scu.model import experts, joined
 from granite_scu.model.adapter_files import check_config, factor_names, is_of_experts, modules_of
 from granite_scu.model.description_length import LowRankUpdate
 from granite_scu.model.loading import load_model
 from granite_scu.model.mamba2 import norm
-from granite_scu.model.mamba2.tiling import kind_of, product
+from granite_scu.model.mamba2.tiling import product
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, WEIGHTS
 
 ADAPTER = "default"
@@ -238,9 +238,10 @@ class _OneProduct(LoraVariant):
         dropout, a, b = (part[active_adapter] for part in (module.lora_dropout, module.lora_A, module.lora_B))
         inputs, outputs = dropout(x).flatten(0, -2).to(result.dtype), result.flatten(0, -2)
         factors = a.weight, b.weight, module.scaling[active_adapter]
-        if torch.compiler.is_compiling() and _can_be_joined(module, dropout, result.dtype):
+        copied = getattr(module, "joined", None) if torch.compiler.is_compiling() else None
+        if copied and copied[0].dtype == result.dtype and len(module.lora_A) == 1:
             # ``result`` is read no more: the compiler leaves out the product that it is.
-            return _Joined.apply(inputs, module.base_layer.weight, *factors).view(result.shape)
+            return joined.Product.apply(inputs, a.weight, b.weight, *copied).view(result.shape)
         return _Added.apply(outputs, inputs, *factors).view(result.shape)
 
 
@@ -261,64 +262,8 @@ class _Added(torch.autograd.Function):
         inputs, narrow, a, scaled_b = ctx.saved_tensors
         d_narrow = d_outputs @ scaled_b
         d_inputs = d_narrow @ a if ctx.needs_input_grad[1] else None
-        d_a, d_b = map(_product, (d_narrow.mT, d_outputs.mT), (inputs, narrow), ctx.dtypes)
+        d_a, d_b = map(joined.product, (d_narrow.mT, d_outputs.mT), (inputs, narrow), ctx.dtypes)
         return d_outputs, d_inputs, d_a, d_b, None
-
-
-def _can_be_joined(module: Any, dropout: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether a layer is a plain frozen product with the same inputs as its only active adapter."""
-    is_alone = len(module.active_adapters) == 1 and isinstance(dropout, nn.Identity)
-    return _is_plain(module.base_layer) and is_alone and module.base_layer.weight.dtype == dtype
-
-
-def _is_plain(base: nn.Module) -> bool:
-    return type(base) is nn.Linear and base.bias is None and not base.weight.requires_grad
-
-
-class _Joined(torch.autograd.Function):
-    """inputs W^T + s inputs A^T B^T, as one product where that moves less; W (out, in) frozen and of the inputs' dtype.
-
-    An adapter's wide product reads and writes the sum once more. Copied beside the inputs and the weight, its factors
-    only make the base product's inner side longer by the rank.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-        scaled_a, b_, a_, scaled_b = _narrowed(a, b, scale, inputs.dtype)
-        outputs, *beside = _with_low_rank(inputs, weight.mT, scaled_a.mT, b_.mT)
-        ctx.save_for_backward(weight, a_, scaled_b, *beside)
-        ctx.dtypes = a.dtype, b.dtype
-        return outputs
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        weight, a, scaled_b, *beside = ctx.saved_tensors
-        inputs, narrow = _apart(beside, a)
-        if ctx.needs_input_grad[0]:
-            d_inputs, *beside = _with_low_rank(d_outputs, weight, scaled_b, a)
-            _, d_narrow = _apart(beside, scaled_b.mT)
-        else:
-            d_inputs, d_narrow = None, d_outputs @ scaled_b
-        d_a, d_b = map(_product, (d_narrow.mT, d_outputs.mT), (inputs, narrow), ctx.dtypes)
-        return d_inputs, None, d_a, d_b, None
-
-
-def _with_low_rank(inputs: Tensor, weight: Tensor, down: Tensor, up: Tensor) -> list[Tensor]:
-    """inputs weight + (inputs down) up; and the inputs and (inputs down), beside one another if they are copied so.
-
-    Kept as the one tensor that they are then, they are written there at once.
-    """
-    narrow = inputs @ down
-    if inputs.numel() + weight.numel() < len(inputs) * weight.shape[1]:  # to copy moves less than to write and read it
-        joined = torch.cat([inputs, narrow], 1)
-        return [joined @ torch.cat([weight, up]), joined]
-    return [torch.addmm(inputs @ weight, narrow, up), inputs, narrow]
-
-
-def _apart(beside: list[Tensor], down: Tensor) -> tuple[Tensor, ...]:
-    """Inputs and (inputs down), of what ``_with_low_rank`` returns of them; ``down`` (rank, inner)."""
-    return tuple(beside) if len(beside) == 2 else beside[0].split([down.shape[1], down.shape[0]], 1)
 
 
 def _narrowed(a: Tensor, b: Tensor, scale: float, dtype: torch.dtype) -> list[Tensor]:
@@ -328,13 +273,6 @@ def _narrowed(a: Tensor, b: Tensor, scale: float, dtype: torch.dtype) -> list[Te
     both, sizes = torch.cat([a, b.mT], 1), (a.shape[1], b.shape[0])  # one kernel for all
     (a, b), (scaled_a, scaled_b) = (t.to(dtype).split(sizes, 1) for t in (both, both * scale))
     return [scaled_a, b.mT, a, scaled_b.mT]
-
-
-def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """A matrix product in a dtype, which a GPU sums and writes in it."""
-    if left.dtype != dtype and kind_of(left.device) == "cuda":
-        return torch.mm(left, right, out_dtype=dtype)
-    return (left @ right).to(dtype)
 
 
 class _Linear(lora_layers.Linear):
@@ -409,7 +347,7 @@ def _with_our_products(model: peft.PeftModel) -> peft.PeftModel:
             for name, b in module.lora_B.items():  # but what PEFT computes in another way, such as DoRA
                 if name not in module.lora_variant and type(b) is nn.Linear and b.bias is None:
                     module.lora_variant[name] = _OneProduct()
-        if type(module) is lora_layers.Linear and _is_plain(module.base_layer):
+        if type(module) is lora_layers.Linear and joined.is_plain(module.base_layer):
             module.__class__ = _Linear
     return model
 

@@ -23,6 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import Recomputed
+from granite_scu.model import joined
 
 MODES = {
     "default": "default",
@@ -33,7 +34,7 @@ MODES = {
 }
 """``--compile-mode`` as torch.compile takes it."""
 
-JOINED = ("max_pointwise_cat_inputs", "max_complex_pointwise_cat_inputs")  # PyTorch 2.12 has but the first
+JOINED = ("max_pointwise_cat_inputs", "max_complex_pointwise_cat_inputs")  # older versions know but the first
 OPTIONS = {
     # What is made of many numbers, or by many operations, is computed again where it is used. The scan's decays are
     # (time, chunk) for each head; written and read again they would be a quarter of what a layer moves.
@@ -81,6 +82,7 @@ def compile_decoder(model: PreTrainedModel, **how: Any) -> None:
     # 0.3 % of a step's operations; that graph would be a third of the time to trace and lower them all.
     if decoder_layers(model) is not None:
         model.enable_input_require_grads()
+        joined.join(model.base_model)
     # Else the end of a long chain of operators is kept for the backward pass, and never computed again. Of a Mamba-2
     # layer that is the gate in fp32: 100 MB for 8 x 1024 tokens. For the whole process, as a graph is made later on.
     if hasattr(torch._functorch.config, "ban_recompute_long_fusible_chains"):

@@ -12,6 +12,7 @@ FILES = {
     "model/loss.py": "loss",
     "model/attention.py": "masks",
     "model/adapters.py": "LoRA",
+    "model/joined.py": "LoRA",
     "tuners/lora/layer.py": "LoRA",
 }
 CLASSES = {
