@@ -12,7 +12,6 @@ FILES = {
     "model/loss.py": "loss",
     "model/attention.py": "masks",
     "model/adapters.py": "LoRA",
-    "model/joined.py": "LoRA",
     "tuners/lora/layer.py": "LoRA",
 }
 CLASSES = {

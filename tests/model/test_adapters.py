@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
-from granite_scu.model import adapters, joined, loading
+from granite_scu.model import adapters, loading
 from granite_scu.model.adapters import attach, leave_casting_to_autocast, linear_layers, low_rank_updates, untrained
 from granite_scu.model.description_length import squared_norms
 
@@ -153,7 +153,7 @@ def test_compiled_an_adapter_joins_its_layers_product_on_the_smaller_side(size, 
     counted, found, model = Products(), [], nn.Sequential(layers)
     for compiled in (False, True):
         if compiled:
-            joined.join(model)
+            adapters.join_weights(model)
             layers.compile(backend=counted.backend)
         torch.manual_seed(1)  # of dropout
         outputs = model(inputs)
