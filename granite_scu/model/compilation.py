@@ -14,7 +14,6 @@ from typing import Any
 
 import torch._functorch.config
 import torch._inductor
-import torch._inductor.config
 import transformers
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -34,15 +33,9 @@ MODES = {
 }
 """``--compile-mode`` as torch.compile takes it."""
 
-JOINED = ("max_pointwise_cat_inputs", "max_complex_pointwise_cat_inputs")  # older versions know but the first
-OPTIONS = {
-    # What is made of many numbers, or by many operations, is computed again where it is used. The scan's decays are
-    # (time, chunk) for each head; written and read again they would be a quarter of what a layer moves.
-    **{"realize_reads_threshold": 32, "realize_opcount_threshold": 400, "realize_acc_reads_threshold": 32},
-    # And each part of what is put together, if these are few: the states of a scan, each made of all before it.
-    **{name: 3 for name in JOINED if hasattr(torch._inductor.config, name)},
-}
-"""Of Inductor, in every mode."""
+OPTIONS = {"realize_reads_threshold": 32, "realize_opcount_threshold": 400, "realize_acc_reads_threshold": 32}
+"""Of Inductor: what is made of many numbers, or by many operations, is computed again where it is used. The scan's
+decays are (time, chunk) for each head; written and read again they would be a quarter of what a layer moves."""
 
 
 PRODUCTS = ("mm", "addmm", "bmm", "_grouped_mm", *(

@@ -123,8 +123,11 @@ def _in_chunks(
 
 
 def _chunk_on(device: torch.device, time: int) -> int:
-    """Tokens per chunk where nobody gives them: the long ones on a GPU, unless they would be padded more."""
-    is_long = kind_of(device) != "cpu" and -time % LONG_CHUNK == -time % CHUNK
+    """Tokens per chunk where nobody gives them: the long ones on a GPU, unless they would be padded more.
+
+    Or are eight or fewer: Inductor then computes the state before each of them from the first, for every number of it.
+    """
+    is_long = kind_of(device) != "cpu" and time > 8 * LONG_CHUNK and -time % LONG_CHUNK == -time % CHUNK
     return LONG_CHUNK if is_long else CHUNK
 
 
