@@ -133,7 +133,8 @@ def which_adapter(summary: dict[str, Any]) -> str:
     if summary["best_val_step"] is None:
         return "that of the last step: none was validated"
     if scale := scaled_by(summary):
-        return f"that of the last step, scaled by {scale:.2f}, for beyond the budget of drift it is in {LAST_ADAPTER}/"
+        last = f"unscaled it is in {LAST_ADAPTER}/"
+        return f"that of the last step, scaled by {scale:.2f} to keep to the budget of drift; {last}"
     if summary["best_val_step"] == summary["steps"]:
         return "that of the last step"
     best = f", which {why_kept(summary)}" if _held_drift(summary) else ""
