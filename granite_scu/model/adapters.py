@@ -238,10 +238,9 @@ class _OneProduct(LoraVariant):
         dropout, a, b = (part[active_adapter] for part in (module.lora_dropout, module.lora_A, module.lora_B))
         inputs, outputs = dropout(x).flatten(0, -2).to(result.dtype), result.flatten(0, -2)
         factors = a.weight, b.weight, module.scaling[active_adapter]
-        copied = getattr(module, "joined", None) if torch.compiler.is_compiling() else None
-        if copied and copied[0].dtype == result.dtype and len(module.lora_A) == 1:
+        if torch.compiler.is_compiling() and _can_be_joined(module, dropout, result.dtype):
             # ``result`` is read no more: the compiler leaves out the product that it is.
-            return _Joined.apply(inputs, a.weight, b.weight, *copied).view(result.shape)
+            return _Joined.apply(inputs, module.base_layer.weight, *factors).view(result.shape)
         return _Added.apply(outputs, inputs, *factors).view(result.shape)
 
 
@@ -266,117 +265,60 @@ class _Added(torch.autograd.Function):
         return d_outputs, d_inputs, d_a, d_b, None
 
 
+def _can_be_joined(module: Any, dropout: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether a layer is a plain frozen product with the same inputs as its only active adapter."""
+    is_alone = len(module.active_adapters) == 1 and isinstance(dropout, nn.Identity)
+    return _is_plain(module.base_layer) and is_alone and module.base_layer.weight.dtype == dtype
+
+
 def _is_plain(base: nn.Module) -> bool:
-    """Whether a layer is a frozen weight of full precision and nothing else."""
     return type(base) is nn.Linear and base.bias is None and not base.weight.requires_grad
 
 
-EVEN = 8
-"""The rank is filled up to a multiple of it with zeros: a GPU's products want rows that begin at 16 bytes."""
-
-
-def _with_one_adapter(model: nn.Module) -> Iterator[LoraLayer]:
-    for module in model.modules():
-        if isinstance(module, LoraLayer) and _is_plain(module.base_layer) and len(module.lora_A) == 1:
-            [dropout] = module.lora_dropout.values()
-            if isinstance(dropout, nn.Identity):
-                yield module
-
-
-class _Copies:
-    """Copies of the factors A (rank, in) and B (out, rank) of updates s B A, with frozen weights W (out, in).
-
-    Added by itself, an adapter's wide product reads and writes the sum once more. Beside the weight, a factor makes the
-    product's inner side longer by the rank. So the weights of compiled layers are laid out, and all factors copied
-    before each forward pass, in the weights' dtype: a few kernels for all layers. The outer sides stay as they are: a
-    GPU cuts them into tiles, and a rank more may take a whole row of these more.
-
-    Of more outputs than inputs B stands left of the weight, else A below it. A layer has as ``joined`` this tensor and,
-    apart, s A, s B and the other of A and B.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.factors: list[Tensor] = []
-        self.scales: list[float] = []
-        self.plain: list[Tensor] = []
-        self.scaled: list[Tensor] = []
-        for module in _with_one_adapter(model):
-            self._join(module)
-
-    def _join(self, module: LoraLayer) -> None:
-        [name] = module.lora_A
-        a, b = module.lora_A[name].weight, module.lora_B[name].weight
-        weight, rank = module.base_layer.weight.detach(), _filled(a)
-        (out, inner), is_wide = weight.shape, _is_wide(a, b)
-        whole = weight.new_zeros(out, rank + inner) if is_wide else weight.new_zeros(out + rank, inner)
-        module.base_layer.weight.data = (whole[:, rank:] if is_wide else whole[:out]).copy_(weight)
-        scaled_a, scaled_b = weight.new_zeros(rank, inner), weight.new_zeros(out, rank)
-        other = torch.zeros_like(scaled_a if is_wide else scaled_b)
-        plain_a, plain_b = (other, whole[:, :rank]) if is_wide else (whole[out:], other)
-        module.joined = whole, scaled_a, scaled_b, other
-        for tensor in module.joined:  # as a parameter is: of one shape, and not copied for a CUDA graph
-            torch._dynamo.mark_static(tensor)
-            torch._dynamo.mark_static_address(tensor, guard=False)
-        self.factors += [a, b]
-        self.scales += [module.scaling[name]] * 2
-        self.plain += [plain_a[: len(a)], plain_b[:, : len(a)]]
-        self.scaled += [scaled_a[: len(a)], scaled_b[:, : len(a)]]
-
-    @torch.no_grad()
-    def refresh(self, *_: Any) -> None:
-        """Copy the factors as they are now."""
-        pairs = list(zip(self.plain, self.factors, strict=True))
-        if pairs:
-            pairs += zip(self.scaled, torch._foreach_mul(self.factors, self.scales), strict=True)
-        for alike in (True, False):  # one kernel takes many that lie in memory alike, and one of the others
-            if chosen := [(to, t) for to, t in pairs if (to.stride() == t.stride()) == alike]:
-                torch._foreach_copy_(*map(list, zip(*chosen, strict=True)))
-
-
-def join_weights(model: nn.Module) -> None:
-    """Put a factor of each adapter that is alone on a plain layer beside the layer's weight.
-
-    Args:
-        model: on its device; its weights become views of longer ones, and its forward pass copies the factors first.
-    """
-    model.register_forward_pre_hook(_Copies(model).refresh)
-
-
-def _filled(a: Tensor) -> int:
-    return -(-len(a) // EVEN) * EVEN
-
-
-def _is_wide(a: Tensor, b: Tensor) -> bool:
-    return b.shape[0] > a.shape[1]
-
-
 class _Joined(torch.autograd.Function):
-    """inputs W^T + s inputs A^T B^T, of inputs (tokens, in) and what is ``joined``; A and B give their gradients."""
+    """inputs W^T + s inputs A^T B^T, as one product where that moves less; W (out, in) frozen and of the inputs' dtype.
+
+    An adapter's wide product reads and writes the sum once more. Copied beside the inputs and the weight, its factors
+    only make the base product's inner side longer by the rank.
+    """
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, a: Tensor, b: Tensor, *joined: Tensor) -> Tensor:
-        whole, scaled_a, scaled_b, other = joined
-        ctx.rank, ctx.is_wide, ctx.dtypes = len(a), _is_wide(a, b), (a.dtype, b.dtype)
-        narrow = inputs @ scaled_a.mT
-        if ctx.is_wide:
-            both = torch.cat([narrow, inputs], 1)
-            ctx.save_for_backward(whole, scaled_b, other, both)  # both being one tensor, they are written there at once
-            return both @ whole.mT
-        ctx.save_for_backward(whole, scaled_b, other, inputs, narrow)
-        return torch.addmm(inputs @ whole[: len(b)].mT, narrow, other.mT)
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        scaled_a, b_, a_, scaled_b = _narrowed(a, b, scale, inputs.dtype)
+        outputs, *beside = _with_low_rank(inputs, weight.mT, scaled_a.mT, b_.mT)
+        ctx.save_for_backward(weight, a_, scaled_b, *beside)
+        ctx.dtypes = a.dtype, b.dtype
+        return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        whole, scaled_b, other, inputs, *narrow = ctx.saved_tensors
-        d_narrow, filled = d_outputs @ scaled_b, scaled_b.shape[1]
-        if ctx.is_wide:
-            narrow, inputs = [inputs[:, :filled]], inputs[:, filled:]
-            d_inputs = torch.addmm(d_outputs @ whole[:, filled:], d_narrow, other)
+        weight, a, scaled_b, *beside = ctx.saved_tensors
+        inputs, narrow = _apart(beside, a)
+        if ctx.needs_input_grad[0]:
+            d_inputs, *beside = _with_low_rank(d_outputs, weight, scaled_b, a)
+            _, d_narrow = _apart(beside, scaled_b.mT)
         else:
-            d_inputs = torch.cat([d_outputs, d_narrow], 1) @ whole
-        d_a, d_b = map(_product, (d_narrow.mT, d_outputs.mT), (inputs, *narrow), ctx.dtypes)
-        return d_inputs, d_a[: ctx.rank], d_b[:, : ctx.rank], None, None, None, None
+            d_inputs, d_narrow = None, d_outputs @ scaled_b
+        d_a, d_b = map(_product, (d_narrow.mT, d_outputs.mT), (inputs, narrow), ctx.dtypes)
+        return d_inputs, None, d_a, d_b, None
+
+
+def _with_low_rank(inputs: Tensor, weight: Tensor, down: Tensor, up: Tensor) -> list[Tensor]:
+    """inputs weight + (inputs down) up; and the inputs and (inputs down), beside one another if they are copied so.
+
+    Kept as the one tensor that they are then, they are written there at once.
+    """
+    narrow = inputs @ down
+    if inputs.numel() + weight.numel() < len(inputs) * weight.shape[1]:  # to copy moves less than to write and read it
+        joined = torch.cat([inputs, narrow], 1)
+        return [joined @ torch.cat([weight, up]), joined]
+    return [torch.addmm(inputs @ weight, narrow, up), inputs, narrow]
+
+
+def _apart(beside: list[Tensor], down: Tensor) -> tuple[Tensor, ...]:
+    """Inputs and (inputs down), of what ``_with_low_rank`` returns of them; ``down`` (rank, inner)."""
+    return tuple(beside) if len(beside) == 2 else beside[0].split([down.shape[1], down.shape[0]], 1)
 
 
 def _narrowed(a: Tensor, b: Tensor, scale: float, dtype: torch.dtype) -> list[Tensor]:

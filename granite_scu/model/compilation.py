@@ -22,7 +22,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import Recomputed
-from granite_scu.model import adapters
 
 MODES = {
     "default": "default",
@@ -75,7 +74,6 @@ def compile_decoder(model: PreTrainedModel, **how: Any) -> None:
     # 0.3 % of a step's operations; that graph would be a third of the time to trace and lower them all.
     if decoder_layers(model) is not None:
         model.enable_input_require_grads()
-        adapters.join_weights(model.base_model)
     # Else the end of a long chain of operators is kept for the backward pass, and never computed again. Of a Mamba-2
     # layer that is the gate in fp32: 100 MB for 8 x 1024 tokens. For the whole process, as a graph is made later on.
     if hasattr(torch._functorch.config, "ban_recompute_long_fusible_chains"):

@@ -294,13 +294,10 @@ def count(step: Step) -> tuple[dict[tuple[str, str], Cost], list[dict[str, Any]]
     with adapted(step) as (model, ids), mock.patch.object(loss, "_compiled_work", return_value=compiled):
         base = model.get_base_model()
         compilation.compile_decoder(base, backend=layers.backend)
-        [copy_factors] = base.base_model._forward_pre_hooks.values()
-        with Count() as copied:
-            copy_factors()
         with torch.autocast("cpu", step.dtype, enabled=step.dtype != torch.float32, cache_enabled=False):
             nats = loss.summed_nats(base, ids, ids, ids, loss.chunk_on("cuda"), compiled=True)
         nats.backward()
-    found = merged(layers.found, body.found, copied.found, _outside(step))
+    found = merged(layers.found, body.found, _outside(step))
     return found, layers.graphs + body.graphs
 
 

