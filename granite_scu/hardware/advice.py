@@ -9,7 +9,7 @@ import torch
 from granite_scu.config.settings import BaseConfig, DataConfig, LoraConfig, Recomputed, TrainerConfig
 from granite_scu.hardware import presets
 from granite_scu.hardware.detection import GIB, MARGIN, detect
-from granite_scu.hardware.machine import resolve_precision
+from granite_scu.hardware.machine import compiles, resolve_precision
 from granite_scu.hardware.nvml import dotted, driver, why_no_cuda
 
 Predictor = Callable[[BaseConfig, LoraConfig, int, int, str, str], int]
@@ -68,7 +68,7 @@ def get_recommended_config(predict: Predictor, keeps_products: bool = True) -> d
     kind = device.kind
     room = (1 - MARGIN) * GIB * device.memory_gb
     blocks = accumulated * data.batch_size
-    compiled = kind == "cuda" if base.compile is None else base.compile
+    compiled = compiles(device) if base.compile is None else base.compile
     ways: list[Recomputed] = ["selective"] if compiled and keeps_products else []
     for how in [False, *ways, True] if base.gradient_checkpointing is None else [base.gradient_checkpointing]:
         base = replace(base, gradient_checkpointing=how)

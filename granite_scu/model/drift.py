@@ -325,9 +325,11 @@ def part_within(budget: float, share: float, read: Callable[[float], float]) -> 
     """
     part, power = 1.0, 2.0
     for _ in range(MAX_READINGS):
-        before, part = part, part * (budget / share) ** (1 / power)
+        before, part = part, min(1.0, part * (budget / share) ** (1 / power))
         found = read(part)
         if not found > 0 or NEAR <= found / budget <= MARGIN:
+            break
+        if part == before:
             break
         power, share = max(1.0, math.log(found / share) / math.log(part / before)), found
     return part

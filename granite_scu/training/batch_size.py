@@ -147,6 +147,7 @@ def _short_training(run: PreparedRun, steps: int, eval_steps: int, callbacks: li
         finally:
             run.data.trainer = None  # which keeps the model, and that the memory of the device
             module = trainer = None
+            torch.compiler.reset()  # a second shape would be compiled for all, which is slower
             gc.collect()
             if run.machine.accelerator == "cuda":
                 torch.cuda.empty_cache()

@@ -122,6 +122,7 @@ def _drift_charts(run: Run) -> Iterator[dict[str, Any]]:
         "path": [[step, _number(drift), _number(bits)] for step, drift, bits in some],
         "budget": _number(run.history[-1].get("drift_target") or math.nan),
         "kept": run.kept_step,
+        "keptPoint": next(([_number(drift), _number(bits)] for drift, bits in run.kept_places), None),
     }  # fmt: skip
     unseen = [_series("general text that the loop does not see", "drifts", "points", "ink")] if run.drifts else []
     yield _chart(

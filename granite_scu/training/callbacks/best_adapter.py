@@ -56,6 +56,8 @@ class BestAdapter(L.Callback):
         record = read_json(copy / RECORD) if (copy / RECORD).is_file() else None
         self.val_bpt, self.step = (record["val_bpt"], record["step"]) if record else (None, None)
         self.drift = record.get("drift_held_out") if record else None
+        if record and self.budget is not None and self.drift is None:
+            self.drift = math.inf  # it was not finite
         if not write:
             return
         if record:
@@ -111,7 +113,7 @@ class BestAdapter(L.Callback):
 
     def _rank(self, val_bpt: float, drift: float | None) -> tuple[float, float]:
         """By which adapters are compared: how far above the budget, and then how they validate; less is better."""
-        above = 0.0 if drift is None or self.budget is None else max(0.0, drift - MARGIN * self.budget)
+        above = 0.0 if drift is None or self.budget is None else max(drift - MARGIN * self.budget, 0.0)  # NaN stays
         return (above if math.isfinite(above) else math.inf), val_bpt
 
     def restore(self, trainer: L.Trainer, module: GraniteModule) -> None:

@@ -437,18 +437,17 @@ class Path extends Chart {
     const [series] = this.series;
     const value = html("b", "", "", entry(series.colour, "line", `${series.label}, from the open dot on: `));
     if (this.budget !== null) entry("green", "since", `at most ${FORMATS.percent(this.budget)}`);
-    this.keptPoint = this.path.find(([step]) => step === this.kept);
     if (this.keptPoint) entry("vermilion", "held", `the adapter that is kept: step ${plain(this.kept)}`);
     return value;
   }
 
   limits() {
-    const values = this.path.map(([, , bits]) => bits);
+    const values = this.path.map(([, , bits]) => bits).concat(this.keptPoint?.[1] ?? []);
     const low = Math.min(...values), high = Math.max(...values), pad = 0.08 * (high - low) || 0.05 * Math.abs(high) || 1;
     return {low: low - pad, high: high + pad, log: false};
   }
 
-  span() { return [0, 1.08 * Math.max(this.budget ?? 0, ...this.path.map(([, drift]) => drift)) || 1]; }
+  span() { return [0, 1.08 * Math.max(this.budget ?? 0, this.keptPoint?.[0] ?? 0, ...this.path.map(([, drift]) => drift)) || 1]; }
 
   across() {
     const {left, right} = this.inner;
@@ -465,7 +464,7 @@ class Path extends Chart {
     element("path", {d: this.trace(run, "line"), class: `line ${series.colour}`}, this.lines);
     if (run.length <= 60) for (const point of run) this.dot(this.dots, series.colour, ...point, 3);
     this.dot(this.dots, `${series.colour} held`, ...run[0], 4.5);
-    if (this.keptPoint) this.dot(this.dots, "vermilion held", ...this.keptPoint.slice(1), 7);
+    if (this.keptPoint) this.dot(this.dots, "vermilion held", ...this.keptPoint, 7);
   }
 
   mark() { // where the run was at the cursor
