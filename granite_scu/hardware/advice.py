@@ -68,7 +68,7 @@ def get_recommended_config(predict: Predictor, keeps_products: bool = True) -> d
     kind = device.kind
     room = (1 - MARGIN) * GIB * device.memory_gb
     blocks = accumulated * data.batch_size
-    compiled = compiles(device) if base.compile is None else base.compile
+    compiled = compiles(device, here=False) if base.compile is None else base.compile
     ways: list[Recomputed] = ["selective"] if compiled and keeps_products else []
     for how in [False, *ways, True] if base.gradient_checkpointing is None else [base.gradient_checkpointing]:
         base = replace(base, gradient_checkpointing=how)
