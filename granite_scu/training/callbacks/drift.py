@@ -102,7 +102,7 @@ class DriftMeter(L.Callback):
         learned most of what it could, where of those within it the last is from the first steps.
         """
         step, learned = trainer.global_step, [factor.detach().clone() for factor in module.factors]
-        if self.share(trainer, module) <= MARGIN * self.budget:  # a larger budget than that of the run that goes on
+        if self.share(trainer, module) <= MARGIN * self.budget:  # a resumed run may have a larger budget
             return
 
         def share_of(part: float) -> float:
