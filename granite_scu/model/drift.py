@@ -327,9 +327,7 @@ def part_within(budget: float, share: float, read: Callable[[float], float]) -> 
     for _ in range(MAX_READINGS):
         before, part = part, min(1.0, part * (budget / share) ** (1 / power))
         found = read(part)
-        if not found > 0 or NEAR <= found / budget <= MARGIN:
-            break
-        if part == before:
+        if not found > 0 or part == before or NEAR <= found / budget <= MARGIN:
             break
         power, share = max(1.0, math.log(found / share) / math.log(part / before)), found
     return part

@@ -164,7 +164,7 @@ def _chosen(run: Run) -> str:
     if scale := scaled_by(run.metrics):
         return (
             f" The adapter is that of the last step, scaled by {scale:.2f} to keep to the budget of drift. "
-            f"As it was trained ({last:.3f} bits per token) it is in <code>final/</code>."
+            f"Unscaled ({last:.3f} bits per token) it is in <code>final/</code>."
         )
     if step == end:
         return f" The adapter is that of the last step, which {best}."

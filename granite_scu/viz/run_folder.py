@@ -146,8 +146,9 @@ class Run:
     def kept_places(self) -> list[tuple[float, float]]:
         """Where in ``drift_path`` the adapter lies that the run left, or beside it one that was scaled."""
         drift, bits = self.metrics.get("drift"), self.metrics.get("best_val_bpt")
-        if isinstance(drift, dict) and drift.get("scale", 1) < 1 and None not in (drift.get("share"), bits):
-            return [(drift["share"], bits)]
+        scale, share = (drift.get(name) if isinstance(drift, dict) else None for name in ("scale", "share"))
+        if all(isinstance(each, float) for each in (scale, share, bits)) and scale < 1:  # a file may be damaged
+            return [(share, bits)]
         return [place[1:] for place in self.drift_path if place[0] == self.kept_step]
 
     @property

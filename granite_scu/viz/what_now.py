@@ -418,7 +418,7 @@ def _which(run: Run) -> str:
     """Where the adapter is that one should take."""
     best, end = run.metrics.get("best_val_step"), run.metrics.get("steps")
     if scale := scaled_by(run.metrics):
-        kept = f"that of the last step, scaled by {scale:.2f}; as it was trained, in final/, it drifted further"
+        kept = f"that of the last step, scaled by {scale:.2f}; unscaled, in final/, it drifted further"
         return f"It lies in {place(run)}, and is {kept}."
     if not (is_number(best) and is_number(end)) or best == end:
         return f"It lies in {place(run)}."
