@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 from benchmarks.cells import REAL
@@ -44,6 +44,8 @@ SCALED = {0.25: "x 0.25", 0.5: "x 0.5", 0.75: "x 0.75", 1.0: "end"}
 
 RIVALS = ("plain", "decay", "dropout", "rank", "replay")
 """Of whose adapters the strongest free rival of a loop is one."""
+
+LOOPS = ("auto", "drift")
 
 
 @dataclass(frozen=True)
@@ -157,21 +159,24 @@ def interior(cell: Cell, finished: Finished, point: str) -> bool:
     return found is not None and tried[0] < found[point] < tried[-1]
 
 
-def has_seeds(cell: Cell, finished: Finished) -> bool:
-    """Whether an arm and value have five seeds, on a task and base where their rates are known."""
-    if cell.arm in ("plain", "auto", "drift"):
+def has_seeds(cell: Cell, tasks: Iterable[str], finished: Finished) -> bool:
+    """Whether an arm and value have five seeds, on a task and base where their rates are known; of kl the one value
+    that is best on all these tasks, as it takes one."""
+    if cell.arm in ("plain", *LOOPS):
         return True
-    return cell.arm in CHOSEN_BY_VALUE and cell.value == best_value(cell, finished)
+    return cell.arm in CHOSEN_BY_VALUE and cell.value == best_value(
+        cell, tasks if cell.arm == "kl" else [cell.task], finished
+    )
 
 
-def best_value(cell: Cell, finished: Finished) -> float | None:
-    """The value of an arm that validates best; None until all are known."""
-    found = {}
-    for value in ARMS[cell.arm]:
-        own = replace(cell, value=value, seed=FIRST_SEED)
+def best_value(cell: Cell, tasks: Iterable[str], finished: Finished) -> float | None:
+    """The value of an arm that validates best on these tasks of a base; None until all are known."""
+    found = dict.fromkeys(ARMS[cell.arm], 0.0)
+    for value, task in product(found, tasks):
+        own = replace(cell, task=task, value=value, seed=FIRST_SEED)
         if (rate := settled(own, finished)) is None:
             return None
-        found[value] = validation(finished[replace(own, rate=rate["best"])], "best")
+        found[value] += math.log(validation(finished[replace(own, rate=rate["best"])], "best"))
     return min(found, key=lambda value: found[value])
 
 
@@ -232,12 +237,12 @@ def plan(stage: Stage, finished: Finished) -> Iterator[Cell]:
             for seed in SEEDS[1:]:
                 for first in firsts:
                     found = settled(first, finished)
-                    if found and has_seeds(first, finished):
+                    if found and has_seeds(first, stage.tasks, finished):
                         yield from (replace(first, rate=rate, seed=seed) for rate in sorted(set(found.values())))
-        arms = {arm for group in stage.groups for arm in group}
-        held = [Cell(base, task, "drift", value, 0.0) for task in stage.tasks for value in ARMS["drift"]
-                if ("drift", value) in arms]  # fmt: skip
-        rivals = [rival for loop in held if (rival := free_rival(loop, finished))]
+        arms = dict.fromkeys(arm for group in stage.groups for arm in group if arm[0] in LOOPS)
+        loops = [Cell(base, task, arm, value, 0.0) for task in stage.tasks for arm, value in arms]
+        every = (find(loop, finished) for loop in loops for find in (free_rival, scaled_rival))
+        rivals = [rival for rival in every if rival]
         yield from (replace(rival, seed=seed) for seed in SEEDS[1:] for rival, _ in rivals)
 
 

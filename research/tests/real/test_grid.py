@@ -14,7 +14,6 @@ from research.real.grid import (
     Cell,
     Stage,
     adapter,
-    best_value,
     free_rival,
     interior,
     rates,
@@ -56,7 +55,13 @@ def test_every_arm_and_value_is_run_and_headlines_and_best_values_have_five_seed
     headlines = {("plain", 0.0), ("auto", 0.0), *(("drift", budget) for budget in ARMS["drift"])}
     chosen = {("kl", 1.0), ("replay", 0.05), ("lambda", 0.1), ("decay", 1.0), ("rank", 4.0)}
     assert set(seeds) == headlines | chosen and set(seeds.values()) == {4}
-    assert best_value(replace(PLAIN, arm="decay"), finished) == 1.0
+
+
+def test_the_value_of_kl_that_has_seeds_is_the_best_on_all_tasks(run_all):
+    two = ONE._replace(tasks=("museum", "graphs"), groups=[[("kl", 1.0), ("kl", 10.0)]])
+    bits = {("museum", 1.0): 1.0, ("museum", 10.0): 1.1, ("graphs", 1.0): 2.0, ("graphs", 10.0): 1.5}
+    finished = run_all(two, lambda cell: {"validation": bits[cell.task, cell.value]})
+    assert {(cell.task, cell.value) for cell in finished if cell.seed} == {("museum", 10.0), ("graphs", 10.0)}
 
 
 def test_the_strongest_free_rival_validates_no_worse_and_drifts_least(run_all):
@@ -80,6 +85,9 @@ def test_the_scaled_rival_validates_as_the_loop_does_at_the_least_drift(run_all)
     assert cell == early and float(point.removeprefix("x ")) == pytest.approx(0.45)
     assert [found["validation"], found["drift"]] == pytest.approx([1.0, 0.052])
     assert found["nats"]["test"] == pytest.approx([160.0] * 12)
+    finished[replace(PLAIN, rate=1e-2)]["points"]["x 0.5"] = points["end"] | {"validation": 0.8, "drift": 0.05}
+    assert early.rate not in settled(PLAIN, finished).values() and free_rival(loop, finished)[0] != early
+    assert replace(early, seed=3) in list(to_do(ONE, finished))
 
 
 def test_the_tasks_take_turns_and_the_shards_share_them():
