@@ -26,7 +26,7 @@ from granite_scu.config.settings import (
     check,
     check_refused,
 )
-from granite_scu.control import AUTO, Controller, find, tracks
+from granite_scu.control import AUTO, find, tracks
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 
 
@@ -61,7 +61,7 @@ class Request:
         check_budget(self.drift, self.control, self.run)
         if self.run.stop_at_equilibrium:
             check_equilibrium_stop(self.control)
-        self.check_law(self.control.controller, find(self.control.controller))
+        self._check_law()
         base, run = self.base, self.run
         for contradicts, why in (
             (
@@ -101,14 +101,15 @@ class Request:
             if contradicts:
                 raise UserError(why)
 
-    def check_law(self, name: str, law: Controller[Any] | type[Controller[Any]]) -> None:
+    def _check_law(self) -> None:
         """Refuse a law with what it says itself that it does not go together with. Raises UserError."""
+        name = self.control.controller
         asked = {
             "--stream": self.data.stream,
             "--adapter": self.lora.adapter is not None,
             "--held-out-share 0": not self.data.is_validated,
         }
-        check_refused(name, law, [flag for flag, is_given in asked.items() if is_given])
+        check_refused(name, find(name), [flag for flag, is_given in asked.items() if is_given])
 
     @property
     def blocks_per_step(self) -> int:

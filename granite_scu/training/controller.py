@@ -35,30 +35,18 @@ def build_controller(config: ControlConfig, total_steps: int | None = None) -> c
     return law.in_a_run_of(total_steps // config.every) if short else law
 
 
-def check_controller(request: Request, controller: control.Controller | None) -> None:
-    """Refuse what needs no text: a recording that is not there, or a ``controller`` that steers in place of the one
-    described and does not go together with what else is asked for. Raises UserError."""
-    if controller:
-        request.check_law(type(controller).__name__, controller)
-    else:
-        build_controller(request.control)
-
-
-def settle_law(
-    request: Request, controller: control.Controller | None, steps: int
-) -> tuple[Request, control.Controller]:
+def settle_law(request: Request, steps: int) -> tuple[Request, control.Controller]:
     """The law of a run of so many optimizer steps, which holds drift where a budget is given; the request with that.
 
     Args:
         request: what is asked for.
-        controller: steers in place of the one that ``request.control`` describes.
         steps: optimizer steps of the run.
 
     Raises:
         UserError: it could do nothing in such a run.
     """
     every = request.control.every
-    law = controller or build_controller(request.control, steps)
+    law = build_controller(request.control, steps)
     validation = intervals_of(request.run, steps).validation
     check_length(law, request.control, request.run, steps, validation)
     if request.drift.max_drift:

@@ -7,7 +7,6 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from granite_scu.config.request import Request
-from granite_scu.control import Controller
 from granite_scu.control.units import counted
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.streaming import StreamedDataModule
@@ -25,12 +24,7 @@ def build_data(request: Request) -> TextDataModule:
 
 
 def fit_to_text(
-    request: Request,
-    data: TextDataModule,
-    tokenizer: PreTrainedTokenizerBase,
-    config: PretrainedConfig,
-    processes: int,
-    controller: Controller | None,
+    request: Request, data: TextDataModule, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, processes: int
 ) -> tuple[Request, list[str]]:
     """Read the text; the request with what nobody gave fitted to it, and why each is what it is, a line each.
 
@@ -40,14 +34,11 @@ def fit_to_text(
         tokenizer: of the model.
         config: of the model.
         processes: that train.
-        controller: steers in place of the one that ``request.control`` describes.
 
     Raises:
         UserError: the text cannot be read, makes no blocks, or holds nothing out for what needs it.
     """
     data.read(tokenizer, loading.embedding_rows(config), request.base.name)
-    if controller:
-        request = replace(request, given=request.given | {"control.controller"})
     request, chosen = fitted(request, data, tokenizer, config, processes)
     if not data.holds_out("validation"):
         request = without_validation(request)

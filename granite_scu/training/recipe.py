@@ -7,7 +7,7 @@ import lightning as L
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from granite_scu import control, hardware
+from granite_scu import hardware
 from granite_scu.config.progress import say
 from granite_scu.config.request import Request
 from granite_scu.data.datamodule import TextDataModule
@@ -17,7 +17,7 @@ from granite_scu.training.assembly import assemble
 from granite_scu.training.base import open_base, settle_machine
 from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.continuing import check_base, check_continued, check_resumable, run_to_its_end
-from granite_scu.training.controller import check_controller, check_held_out, settle_law
+from granite_scu.training.controller import build_controller, check_held_out, settle_law
 from granite_scu.training.fitting import build_data, fit_to_text
 from granite_scu.training.loggers import logging_to
 from granite_scu.training.output_folder import is_main, locked_run_folder, open_run_folder
@@ -31,7 +31,6 @@ def prepare(
     request: Request,
     console: Console | None = None,
     *,
-    controller: control.Controller | None = None,
     data: TextDataModule | None = None,
     card: hardware.Device | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -41,7 +40,6 @@ def prepare(
     Args:
         request: what is asked for.
         console: where progress goes.
-        controller: steers in place of the one that ``request.control`` describes.
         data: is trained on in place of what ``request.data`` describes; not yet prepared.
         card: is planned for in place of this machine's device; such a run can be described, not trained.
         tokenizer: in place of the model's own.
@@ -51,7 +49,7 @@ def prepare(
     """
     # What no machine and no text can change.
     check_trainer(request)
-    check_controller(request, controller)
+    build_controller(request.control)
 
     # The checkpoint that the run continues from.
     folder = RunFolder(request.run.output_dir)
@@ -66,7 +64,7 @@ def prepare(
     # The text, and what nobody gave of blocks, steps, rate and controller, fitted to it.
     data, console, block = data or build_data(request), console or Console(), request.data.block_size
     say(f"reading the text {request.data.named}", console)
-    request, chosen = fit_to_text(request, data, base.tokenizer, base.config, machine.world_size, controller)
+    request, chosen = fit_to_text(request, data, base.tokenizer, base.config, machine.world_size)
     base = base._replace(size=base.size.in_blocks(request.base.name, block, request.data.block_size))
 
     # The micro-batch that is predicted to fit, and whether activations have to be recomputed for it.
@@ -76,7 +74,7 @@ def prepare(
 
     # N and the length of the run, the law of lambda, and the general text that drift is held on.
     length = length_of(request, data.train.n_blocks, data.n_tokens, machine.world_size)
-    request, law = settle_law(request, controller, length.steps)
+    request, law = settle_law(request, length.steps)
     if law.needs_slopes and not resume:  # else it continues with the data and the batch that it has
         check_held_out(data.validation.n_blocks, min(asked, request.data.batch_size), machine.world_size)
     general = general_data.read(request, resume, data, base.tokenizer, base.rows, machine.sharded)

@@ -147,7 +147,7 @@ def _experiment(
         seed=request.seed + shift,
         given=request.given | {"trainer.max_steps", "control.every", "control.controller", "run.eval_steps"},
     )
-    prepared = prepare(asked, console, controller=controller)
+    prepared = replace(prepare(asked, console), controller=controller)
     if prepared.machine.world_size > 1:
         raise UserError("--run.multi_gpu: identify runs in one process, twice; leave it out")
     return prepared
