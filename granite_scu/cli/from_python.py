@@ -60,7 +60,7 @@ class Result:
     def of(cls, folder: Path) -> "Result":
         """The result that a finished run's folder holds."""
         summary = read_json(folder / METRICS)
-        validations, _ = read_validations(folder, summary)
+        validations = read_validations(folder, summary)
         answers = read_if_there(folder / ANSWERS).get("answers", [])
         return cls(
             adapter=folder,

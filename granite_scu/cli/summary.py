@@ -66,7 +66,7 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console, chats
     records = read_if_there(folder / ANSWERS).get("answers", [])
     for line in shown_answers(records[:SHOWN], ("base", "adapter")):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    validations, _ = read_validations(folder, summary)
+    validations = read_validations(folder, summary)
     settings = read_if_there(folder / TRAINING_CONFIG)
     found = verdict(summary, lower_rate(settings), validations=validations)
     for line in found.sentences:

@@ -77,7 +77,7 @@ def assemble(
     measuring = [FreeCores() if free else None, drift, stopwatch, AdapterAudit(), steering, reachability, savings, line]
 
     # What keeps it: the best adapter so far, checkpoints, and one more of them where a signal stops it.
-    best = BestAdapter(run.folder.path / BEST_ADAPTER, drift and drift.budget, drift and drift.share)
+    best = BestAdapter(run.folder.path / BEST_ADAPTER, drift and drift.budget, drift and drift.steered)
     intervals, keep = (run.intervals.checkpoint, run.validation_interval), run.request.run.keep
     checkpoints = Checkpoints(run.folder, *intervals, keep, stopwatch, run.course)
     keeping = [best, checkpoints, GracefulStop(run.folder, checkpoints.save, resume_command)]

@@ -1,7 +1,7 @@
 """The LightningModule: it trains an adapter under CE + lambda * ParamNPT and knows no controller."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
@@ -72,7 +72,6 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         self.dtype_of_base, self.loading_device = dtype, loading_device
         self.position, self.start = position or {}, start
         self.updates: dict[str, LowRankUpdate] = {}
-        self.drift_held_out: Callable[[float], float | None] | None = None
         self.latest_batch: dict[str, Tensor] | None = None
         self.latest_nats: Tensor | None = None
         self._newest_nats = math.nan
@@ -319,8 +318,6 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         nats, tokens = self.reduced(self._validated).tolist()
         self.val_bpt = bits(nats / max(tokens, 1))  # what is logged is rounded to fp32
         self.log("val_bpt", self.val_bpt, rank_zero_only=False)
-        if self.drift_held_out and (share := self.drift_held_out(self.val_bpt)) is not None:
-            self.log("drift_held_out", share, rank_zero_only=False)
 
     def on_validation_end(self) -> None:
         # Its batches have another shape than those of training, and what they leave in the cache fragments it.

@@ -74,13 +74,13 @@ def draw_s(axes: Axes, run: Run) -> None:
 
 
 def draw_drift(axes: Axes, run: Run) -> None:
-    """Drift, on the text that steers and on held-out text, against its budget."""
+    """Drift, on the text that steers and, of the adapter that is kept, on held-out text, against its budget."""
     steps, drift, budget = (run.column(field) for field in ("step", "drift", "drift_target"))
     marker = "o" if len(steps) == 1 else None
     axes.plot(steps, drift, color=style.BLUE, linewidth=2.4, marker=marker, label="drift at each tick")
-    at, held_out = np.array(run.drifts, dtype=float).reshape(-1, 2).T
-    if at.size:
-        axes.plot(at, held_out, "o", color=style.INK, label="on held-out text")
+    held_out = [share for share, _ in run.kept_places]
+    if held_out:
+        axes.plot(run.kept_step, held_out[0], "o", color=style.INK, label="kept, on held-out text")
     draw_setpoint(axes, steps, budget, style.GREEN, f"at most {per_cent(budget[-1])}", band=False)
     style.share_scale(axes, np.concatenate([drift, held_out, budget]))
     style.in_percent(axes)

@@ -31,8 +31,8 @@ def chart_data(run: Run) -> dict[str, Any]:
 
     Returns:
         ``steps``, ``tokens`` and each of ``columns`` have one entry a drawn tick; ``marks`` has the places in them of
-        the ticks that were at a bound or held; ``validations`` has (step, bits per token) and ``drifts`` (step, share
-        of drift); ``ticks`` is the number of ticks recorded; ``charts`` says what to draw.
+        the ticks that were at a bound or held; ``validations`` has (step, bits per token); ``ticks`` is
+        the number of ticks recorded; ``charts`` says what to draw.
     """
     kept = thinned(run)
     columns = {name: run.column(name)[kept] for name in COLUMNS}
@@ -46,7 +46,6 @@ def chart_data(run: Run) -> dict[str, Any]:
         "columns": {name: _numbers(values) for name, values in columns.items()},
         "marks": {name: np.flatnonzero(run.column(name)[kept] == 1).tolist() for name in ("saturated", "held")},
         "validations": [[step, _number(value)] for step, value in run.validations],
-        "drifts": [[step, _number(value)] for step, value in run.drifts],
         "ticks": len(run.history),
         "band": BAND,
         "charts": _charts(run),
@@ -124,10 +123,9 @@ def _drift_charts(run: Run) -> Iterator[dict[str, Any]]:
         "kept": run.kept_step,
         "keptPoint": next(([_number(drift), _number(bits)] for drift, bits in run.kept_places), None),
     }  # fmt: skip
-    unseen = [_series("general text that the loop does not see", "drifts", "points", "ink")] if run.drifts else []
     yield _chart(
         "drift", "Drift", "% of the base's bits on general text", "percent", "auto",
-        [_series("drift at each tick", "drift", "line", "blue"), *unseen,
+        [_series("drift at each tick", "drift", "line", "blue"),
          _series("at most", "drift_target", "since", "green")],
     )  # fmt: skip
 
@@ -158,7 +156,7 @@ def _chart(
 def _series(
     label: str, column: str, form: str, colour: str, band: bool = False, marks: bool = False, error: str = ""
 ) -> dict[str, Any]:
-    """``error`` is the column of the standard errors; of points ``column`` names a list, or else the validations."""
+    """``error`` is the column of the standard errors; points are the validations."""
     return {
         "label": label, "column": column, "form": form, "colour": colour, "band": band, "marks": marks, "error": error
     }  # fmt: skip

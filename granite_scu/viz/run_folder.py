@@ -54,7 +54,6 @@ class Run:
         samples: what base model and adapter made of test documents (``samples.json``); empty where there is none.
         answers: what both answered to the questions of held-out chats (``answers.json``); empty where there is none.
         elsewhere: what both answered to general questions (``elsewhere.json``); empty where there is none.
-        drifts: (optimizer step, share of drift on general text that the loop did not see), at validations.
     """
 
     path: Path
@@ -71,7 +70,6 @@ class Run:
     answers: dict[str, Any] = field(default_factory=dict)
     elsewhere: dict[str, Any] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
-    drifts: tuple[tuple[int, float], ...] = ()
 
     @property
     def name(self) -> str:
@@ -122,19 +120,23 @@ class Run:
     def drift_path(self) -> tuple[tuple[int, float, float], ...]:
         """(optimizer step, share of drift, bits per token): what was learned against how far the model drifted.
 
-        At validations, on text that neither training nor the loop saw; of a run with fewer than two, at ticks.
+        At validations, with drift at the latest tick; of a run with fewer than two, at ticks, on training text.
         """
-        drifts = dict(self.drifts)
-        points = tuple((step, drifts[step], bits) for step, bits in self.validations if step in drifts)
         if self.validates_drift:
-            return points
+            return self._validated_drift
         ticks = zip(*(self.column(name).tolist() for name in ("step", "drift", "data_bpt")), strict=True)
         return tuple((int(step), *values) for step, *values in ticks if all(map(math.isfinite, values)))
 
     @property
     def validates_drift(self) -> bool:
         """Whether ``drift_path`` is that of its validations."""
-        return len({step for step, _ in self.validations} & {step for step, _ in self.drifts}) > 1
+        return len(self._validated_drift) > 1
+
+    @property
+    def _validated_drift(self) -> tuple[tuple[int, float, float], ...]:
+        steps, drifts = (self.column(name) for name in ("step", "drift"))
+        latest = [(step, drifts[steps <= step], bits) for step, bits in self.validations]
+        return tuple((step, float(of[-1]), bits) for step, of, bits in latest if of.size and math.isfinite(of[-1]))
 
     @property
     def kept_step(self) -> int | None:
@@ -144,10 +146,11 @@ class Run:
 
     @property
     def kept_places(self) -> list[tuple[float, float]]:
-        """Where in ``drift_path`` the adapter lies that the run left, or beside it one that was scaled."""
+        """Drift, on text that the loop did not see, and bits of the adapter that the run left; on ``drift_path`` where
+        it was not validated."""
         drift, bits = self.metrics.get("drift"), self.metrics.get("best_val_bpt")
-        scale, share = (drift.get(name) if isinstance(drift, dict) else None for name in ("scale", "share"))
-        if all(isinstance(each, float) for each in (scale, share, bits)) and scale < 1:  # a file may be damaged
+        share = drift.get("share") if isinstance(drift, dict) else None
+        if isinstance(share, float) and isinstance(bits, float):  # a file may be damaged
             return [(share, bits)]
         return [place[1:] for place in self.drift_path if place[0] == self.kept_step]
 
@@ -186,12 +189,11 @@ def read_run(path: str | Path) -> Run:
     names = (CONTROL_CONFIG, METRICS, TRAINING_CONFIG, EVALUATION)
     config, metrics, settings, evaluation = (read_if_there(folder / name) for name in names)
     shown = (read_if_there(folder / name) for name in (STOPPED, SAMPLES, ANSWERS, ELSEWHERE))
-    validations, drifts = read_validations(folder, metrics)
+    validations = read_validations(folder, metrics)
     warnings, chosen = _read_log(folder)
     return Run(
-        folder, tuple(history), config, metrics, finished, settings, validations, warnings, evaluation, *shown, chosen,
-        drifts,
-    )  # fmt: skip
+        folder, tuple(history), config, metrics, finished, settings, validations, warnings, evaluation, *shown, chosen
+    )
 
 
 def read_measured_run(path: str | Path) -> Run:
@@ -210,43 +212,28 @@ def read_measured_run(path: str | Path) -> Run:
     return run
 
 
-_Validated = tuple[tuple[int, float], ...]
-"""(optimizer step, value) of each validation."""
-
-
-def read_validations(folder: Path, metrics: dict[str, Any]) -> tuple[_Validated, _Validated]:
-    """Bits and drift, from the CSV log, of which a resumed run has a file for each leg; of the last step from the
-    summary."""
-    found: dict[int, tuple[float, float | None]] = {}
+def read_validations(folder: Path, metrics: dict[str, Any]) -> tuple[tuple[int, float], ...]:
+    """(optimizer step, bits) of each validation, from the CSV log, of which a resumed run has a file for each leg; of
+    the last step from the summary."""
+    found: dict[int, float] = {}
     for file in sorted((folder / "logs" / "csv").glob("**/metrics.csv"), key=lambda file: file.stat().st_mtime):
         resumed = re.fullmatch(r"from-checkpoint-(\d+)", file.parent.name)
         if resumed:  # it did again what came after its checkpoint
             found = {step: value for step, value in found.items() if step <= int(resumed[1])}
         found |= _read_csv(file)
-    last, value, drift = metrics.get("steps"), metrics.get("final_val_bpt"), metrics.get("drift")
+    last, value = metrics.get("steps"), metrics.get("final_val_bpt")
     if isinstance(last, int) and isinstance(value, float | int):
-        # The summary has drift of the adapter that is kept.
-        is_last = isinstance(drift, dict) and metrics.get("best_val_step") == last and drift.get("scale", 1) == 1
-        share = drift.get("share") if is_last else None
-        found.setdefault(last, (float(value), share if isinstance(share, float | int) else None))
-    rows = sorted(found.items())
-    drifts = tuple((step, share) for step, (_, share) in rows if share is not None)
-    return tuple((step, bits) for step, (bits, _) in rows), drifts
+        found.setdefault(last, float(value))
+    return tuple(sorted(found.items()))
 
 
-def _read_csv(file: Path) -> dict[int, tuple[float, float | None]]:
+def _read_csv(file: Path) -> dict[int, float]:
     text = _content(file).decode("utf-8", errors="replace")
     whole = text[: text.rfind("\n") + 1]  # a line without its end was torn by a crash
     rows = (row for row in csv.DictReader(io.StringIO(whole)) if row.get("val_bpt"))
     try:
         # The logger counts a step as done only after its validation.
-        return {
-            int(row["step"]) + 1: (
-                float(row["val_bpt"]),
-                float(drift) if (drift := row.get("drift_held_out")) else None,
-            )
-            for row in rows
-        }
+        return {int(row["step"]) + 1: float(row["val_bpt"]) for row in rows}
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise UserError(f"{file}: not the CSV log of a run ({error}); the file is damaged") from error
 

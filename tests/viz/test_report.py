@@ -248,9 +248,10 @@ def test_of_a_run_that_held_drift_what_it_learned_is_drawn_against_that(held, fi
     run = read_run(held)
     found = page(held)
     charts = {each["name"]: each for each in found.data["charts"]}
-    assert charts["learned"]["path"] == [[100, 0.035, 6.1], [200, 0.026, 5.95], [300, 0.021, 5.92]]
-    assert (charts["learned"]["budget"], charts["learned"]["kept"]) == (0.02, 300)
-    assert found.data["drifts"] == [[100, 0.035], [200, 0.026], [300, 0.021]]
+    validated = {100: 6.1, 200: 5.95, 300: 5.92, 400: 5.9}
+    path = [[step, run.column("drift")[step // 10 - 1], bits] for step, bits in validated.items()]
+    assert charts["learned"]["path"] == [pytest.approx(point, rel=1e-5) for point in path]
+    assert [charts["learned"][name] for name in ("budget", "kept", "keptPoint")] == [0.02, 300, [0.021, 5.92]]
     assert found.data["columns"]["drift"] == pytest.approx(run.column("drift"), rel=1e-5)
     assert "drifted by 2.1\N{NO-BREAK SPACE}% (budget 2\N{NO-BREAK SPACE}%, exceeded" in "".join(found.words)
     assert '<details id="controller" open>' in build_report(run), "what was asked for is not folded away"
@@ -261,9 +262,8 @@ def test_of_a_run_that_held_drift_what_it_learned_is_drawn_against_that(held, fi
 def test_without_validations_the_path_is_of_the_ticks(tmp_path):
     folder = write_run(tmp_path / "run", holding(4), {"controller": "pi"}, settings())
     assert [step for step, *_ in read_run(folder).drift_path] == [10, 20, 30, 40]
-    last = METRICS | {"best_val_step": 400, "drift": {"share": 0.02}}
-    ended = write_run(tmp_path / "ended", holding(), {}, settings(), [(100, 6.1, 0.035)], last)
-    assert read_run(ended).drift_path == ((100, 0.035, 6.1), (400, 0.02, 5.9)), "the last validation has no row"
+    ended = write_run(tmp_path / "ended", holding(40), {}, settings(), [(5, 7.0), (100, 6.1)], METRICS)
+    assert [step for step, *_ in read_run(ended).drift_path] == [100, 400], "the last validation has no row"
 
 
 @pytest.mark.parametrize(("last", "words"), [(0.9, "S* stayed at 90"), (0.95, "S* has moved from 90")])

@@ -176,11 +176,11 @@ def test_the_path_of_what_was_learned_against_drift_is_read_at_the_cursor(browse
     assert browser.evaluate(TROUBLE) == [] and browser.errors == []
     legend = "#chart-learned .legend"
     words = " ".join(browser.text(legend).split())
-    assert "5.92 at 2.1 %, step 300" in words and "at most 2 %" in words and "kept: step 300" in words
+    assert "5.9 at 2.013 %, step 400" in words and "at most 2 %" in words and "kept: step 300" in words
     browser.evaluate("document.querySelector('#chart-learned .plot').focus()")
     for key in ("Home", *["PageUp"] * 2):
         browser.key(key)
-    assert "5.95 at 2.6 %, step 200" in " ".join(browser.text(legend).split())
+    assert "5.95 at 2.164 %, step 200" in " ".join(browser.text(legend).split())
     # Step 100: the middle of the open dot.
     dot = "#chart-learned circle.blue.held"
     left, top, across, high = browser.box(dot)

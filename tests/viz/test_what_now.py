@@ -223,7 +223,7 @@ def test_a_lower_rate_is_advised_where_it_is_above_what_suits_the_width(tmp_path
 def test_where_a_better_adapter_was_beyond_the_budget_more_general_text_is_named(tmp_path, last, said):
     metrics = METRICS | moved(0.012, 0.02) | {"best_val_step": 100, "best_val_bpt": 5.9, "final_val_bpt": last}
     asked = settings(drift={"max_drift": 0.02, "general_tokens": 2048})
-    folder = write_run(tmp_path / "demo", holding(), {"controller": "pi"}, asked, [(100, 5.9, 0.012)], metrics)
+    folder = write_run(tmp_path / "demo", holding(), {"controller": "pi"}, asked, [(100, 5.9)], metrics)
     found = {each.title: each for each in what_now(read_run(folder))}
     assert ("Give the loop more general text" in found) == said
     if said:

@@ -56,7 +56,7 @@ def gather(folder: Path) -> dict[str, Any]:
             "setpoint_moves": control.get("target_s", "") is None and summary["s_target"] is not None,
             "summary": summary,
             "lower_rate": lower_rate(training),
-            "validations": read_validations(folder, summary)[0],
+            "validations": read_validations(folder, summary),
             "hyperparameters": {
                 **({"base model's commit": commit} if (commit := _commit(training)) else {}),
                 **({"starts from": f"{start['adapter']} (SHA-256 {start['sha256']})"} if start else {}),

@@ -16,7 +16,7 @@ from granite_scu.storage.run_folder import WEIGHTS, finite, read_json
 from granite_scu.training.module import GraniteModule
 
 RECORD = "validation.json"
-"""What the adapter beside it scored, and when: ``val_bpt``, ``step`` and, with a budget, ``drift_held_out``."""
+"""What the adapter beside it scored, and when: ``val_bpt``, ``step`` and, with a budget, ``drift``."""
 
 
 class BestAdapter(L.Callback):
@@ -30,16 +30,16 @@ class BestAdapter(L.Callback):
     Args:
         folder: ``best/`` of the run folder. It is there while the run trains.
         budget: the largest share of drift that is asked for, if any.
-        drift: measures the share of the adapter as it is now, on every rank; where there is a budget.
+        steered: the share of drift as the loop has it; where there is a budget.
     """
 
     def __init__(
         self,
         folder: Path,
         budget: float | None = None,
-        drift: Callable[[L.Trainer, GraniteModule], float] | None = None,
+        steered: Callable[[], float] | None = None,
     ) -> None:
-        self.folder, self.budget, self._measure = folder, budget, drift
+        self.folder, self.budget, self._steered = folder, budget, steered
         self.drift: float | None = None
         self.val_bpt: float | None = None
         self.step: int | None = None
@@ -55,7 +55,7 @@ class BestAdapter(L.Callback):
         """
         record = read_json(copy / RECORD) if (copy / RECORD).is_file() else None
         self.val_bpt, self.step = (record["val_bpt"], record["step"]) if record else (None, None)
-        self.drift = record.get("drift_held_out") if record else None
+        self.drift = record.get("drift") if record else None
         if record and self.budget is not None and self.drift is None:
             self.drift = math.inf  # it was not finite
         if not write:
@@ -65,10 +65,6 @@ class BestAdapter(L.Callback):
                 shutil.copytree(copy, temporary)
         elif self.folder.is_dir():
             shutil.rmtree(self.folder)
-
-    def on_train_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
-        if self._measure:
-            module.drift_held_out = lambda val_bpt: self._drift(trainer, module, val_bpt)
 
     def on_validation_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         if trainer.state.fn == "fit":
@@ -80,11 +76,10 @@ class BestAdapter(L.Callback):
         One whose score is not finite is never saved.
         """
         self.latest, self.latest_step = val_bpt, trainer.global_step
-        self.take(trainer, module, val_bpt)
+        self.take(trainer, module, val_bpt, self._steered() if self._steered else None)
 
-    def take(self, trainer: L.Trainer, module: GraniteModule, val_bpt: float) -> bool:
-        """Whether no adapter before is better than that in the model, which validates so; if so, save it."""
-        drift = self._drift(trainer, module, val_bpt)
+    def take(self, trainer: L.Trainer, module: GraniteModule, val_bpt: float, drift: float | None) -> bool:
+        """Whether no adapter before is better than that in the model, which validates and drifts so; if so, save it."""
         better = self._in_question(val_bpt) and (
             self.val_bpt is None or self._rank(val_bpt, drift) < self._rank(self.val_bpt, self.drift)
         )
@@ -105,12 +100,6 @@ class BestAdapter(L.Callback):
             return math.isfinite(val_bpt)
         return val_bpt < self.val_bpt or self._rank(self.val_bpt, self.drift)[0] > 0
 
-    def _drift(self, trainer: L.Trainer, module: GraniteModule, val_bpt: float) -> float | None:
-        """Its share of drift; None where there is no budget, or it is out of the question: a reading takes time."""
-        if self._measure is None or not trainer.strategy.broadcast(self._in_question(val_bpt)):
-            return None
-        return self._measure(trainer, module)
-
     def _rank(self, val_bpt: float, drift: float | None) -> tuple[float, float]:
         """By which adapters are compared: how far above the budget, and then how they validate; less is better."""
         above = 0.0 if drift is None or self.budget is None else max(drift - MARGIN * self.budget, 0.0)  # NaN stays
@@ -122,7 +111,7 @@ class BestAdapter(L.Callback):
         module.load_adapter(trainer.strategy.broadcast(weights))
 
     def _save(self, module: GraniteModule) -> None:
-        drift = {} if self.drift is None else {"drift_held_out": self.drift}
+        drift = {} if self.drift is None else {"drift": self.drift}
         record = finite({"val_bpt": self.val_bpt, "step": self.step, **drift})
         with replacing(self.folder) as temporary:
             save_adapter(module.model, temporary, module.base.name)

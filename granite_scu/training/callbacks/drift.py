@@ -1,6 +1,7 @@
 """Makes general text ready before the first step, has it anchor the model, and tells how far that has drifted on it."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ IN_A_ROW = 3
 
 
 class DriftMeter(L.Callback):
-    """Measures drift at ticks, at validations and at the end, each on text that the step before it did not anchor to.
+    """Measures drift: at ticks on text that steers, and at the end on text that neither steers nor anchors.
 
     Args:
         text: has the general text; called once, on every rank, with the model in place.
@@ -48,7 +49,7 @@ class DriftMeter(L.Callback):
         self._turns: dict[str, list] | None = None  # before a checkpoint
         self.stuck = 0  # ticks in a row that lambda has been at its upper bound and drift above the budget
         self.scale = 1.0
-        self._found: dict[int, Drift] = {}
+        self._steered = math.inf
 
     def on_fit_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
         # Before GracefulStop waits for the end of a step: the base model may write for minutes, which Ctrl-C ends.
@@ -71,6 +72,7 @@ class DriftMeter(L.Callback):
     def on_tick(self, tick: ControlTick, trainer: L.Trainer, module: GraniteModule) -> None:
         """Say, once, that lambda cannot rise any further and drift is still above the budget."""
         record = tick.record
+        self._steered = record["drift"]
         if record["held"] or self.stuck == IN_A_ROW:
             return
         above = rests_at(record, self.high) and record["drift"] > MARGIN * self.budget
@@ -81,41 +83,39 @@ class DriftMeter(L.Callback):
                         "that it holds no more; lower --learning-rate, train for more steps, or raise --max-drift",
                         *figures)  # fmt: skip
 
-    def share(self, trainer: L.Trainer, module: GraniteModule) -> float:
-        """The share of drift as ``read`` has it of the model after this step."""
-        return self.read(trainer.global_step).share
+    def steered(self) -> float:
+        """The share of drift at the latest tick, on the text that steers: a validation need not read any other."""
+        return self._steered
 
-    def read(self, step: int) -> Drift:
-        """Drift after a step on what the loop never sees, measured once.
-
-        Every rank calls this, with the model of that step in place.
-        """
+    def read(self) -> Drift:
+        """Drift of the model as it is on what the loop never sees. Every rank calls this."""
         assert self.held
-        if step not in self._found:
-            self._found[step] = self.held.held_out.read()
-        return self._found[step]
+        return self.held.held_out.read()
 
-    def fit(self, trainer: L.Trainer, module: GraniteModule) -> None:
+    def fit(self, module: GraniteModule, found: Drift) -> Drift:
         """Scale what the adapter has learned by as much as brings its drift to the budget, and remember by how much.
 
         A loop that holds drift on some texts may end a tenth above the budget on others, with an adapter that has
         learned most of what it could, where of those within it the last is from the first steps.
+
+        Args:
+            module: with the adapter in place.
+            found: what ``read`` found of it.
+
+        Returns:
+            drift of the scaled adapter, or of one that is within the budget as it is.
         """
-        step, learned = trainer.global_step, [factor.detach().clone() for factor in module.factors]
-        if self.share(trainer, module) <= MARGIN * self.budget:  # a resumed run may have a larger budget
-            return
+        if found.share <= MARGIN * self.budget:
+            return found
+        learned, read = [factor.detach().clone() for factor in module.factors], [found]
 
         def share_of(part: float) -> float:
             module.put(module.part_of(learned, part))
-            self._found.pop(step, None)
-            return self.share(trainer, module)
+            read.append(self.read())
+            return read[-1].share
 
-        self.scale = part_within(self.budget, self.share(trainer, module), share_of)
-
-    def forget_fit(self, step: int) -> None:
-        """The adapter of this step is again what it was."""
-        self.scale = 1.0
-        self._found.pop(step, None)
+        self.scale = part_within(self.budget, found.share, share_of)
+        return read[-1]
 
     def summary(self, found: Drift, history: Sequence[dict]) -> dict[str, Any]:
         """For ``scu_metrics.json``; says where drift is not within the budget.
@@ -134,9 +134,9 @@ class DriftMeter(L.Callback):
         bound = "upper" if last and rests_at(last, self.high) else "lower" if self._rested(history) else None
         if not within:
             at_bound = f": lambda is at its upper bound of {self.high:g}" if bound == "upper" else ""
-            log.warning("drift is %s on general text that the loop did not see, more than --max-drift %s, and no "
-                        "validated adapter was nearer%s; lower --learning-rate, train for more steps, or raise it",
-                        per_cent(found.share), per_cent(self.budget), at_bound)  # fmt: skip
+            figures = per_cent(found.share), per_cent(self.budget), at_bound
+            log.warning("drift is %s on general text that the loop did not see, more than --max-drift %s%s; lower "
+                        "--learning-rate, train for more steps, or raise it", *figures)  # fmt: skip
         return {
             "budget": self.budget,
             "share": found.share,
@@ -152,11 +152,11 @@ class DriftMeter(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         turns = self.held.turns.state_dict() if self.held else self._turns or {}
-        return turns | {"stuck": self.stuck, "general": self._digest}
+        return turns | {"stuck": self.stuck, "steered": self._steered, "general": self._digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._turns = {name: state[name] for name in ("latest", "ages")}
-        self.stuck = state.get("stuck", 0)
+        self.stuck, self._steered = state.get("stuck", 0), state.get("steered", math.inf)
 
     def _rested(self, history: Sequence[dict]) -> bool:
         """Whether lambda was at its lower bound all through the second half."""

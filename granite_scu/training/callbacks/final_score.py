@@ -73,13 +73,14 @@ class FinalScore(L.Callback):
     def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         self.stopwatch.stop()
         data = trainer.datamodule
+        drift = None
         if data.holds_out("validation"):
             self.validate_last_step(trainer, module)
-            self._fit_budget(trainer, module)
+            drift = self._fit_budget(trainer, module, self.drift) if self.drift else None
         self._keep_best(trainer, module)
         scores = self._scores(trainer, module) if data.holds_out("test") else {}
-        kept = trainer.strategy.broadcast(self.best.step) or trainer.global_step
-        drift = self.drift.read(kept) if self.drift else None
+        if self.drift and drift is None:
+            drift = self.drift.read()
         if trainer.is_global_zero:
             if scores and (more := scores["adapter_test_bpt"] - scores["base_test_bpt"]) > 0:
                 log.warning("on held-out text the adapter is worse than the base model, by %.3g bits/token; lower "
@@ -100,17 +101,35 @@ class FinalScore(L.Callback):
             scores["start_test_bpt"] = start.bits_per_token
         return scores | {"test_tokens": adapter.tokens}
 
-    def _fit_budget(self, trainer: L.Trainer, module: GraniteModule) -> None:
-        """Where the last adapter is beyond the budget of drift alone, have as much of it as is within considered."""
-        if self.drift is None or not trainer.strategy.broadcast(self.best.missed_the_latest):
-            return
-        last, step = [factor.detach().clone() for factor in module.factors], trainer.global_step
-        if math.isfinite(self.drift.share(trainer, module)):
-            self.drift.fit(trainer, module)
-            better = self.best.take(trainer, module, self._validated(trainer, module))
-            module.put(last)
-            if not trainer.strategy.broadcast(better):
-                self.drift.forget_fit(step)
+    def _fit_budget(self, trainer: L.Trainer, module: GraniteModule, meter: DriftMeter) -> Drift:
+        """Have what is kept within the budget of drift on text that the loop did not see.
+
+        Where the best adapter is not, or the last one validates better but drifted beyond it, as much of the last as is
+        within is considered. The last adapter is in the model before and after.
+
+        Returns:
+            drift of the adapter that is kept.
+        """
+        best, last = self.best, [factor.detach().clone() for factor in module.factors]
+        is_last = trainer.strategy.broadcast(best.step) == trainer.global_step
+        of_last = meter.read() if is_last else None
+        if of_last is None:
+            best.restore(trainer, module)
+        found = of_last or meter.read()
+        best.drift = found.share
+        module.put(last)
+        if not trainer.strategy.broadcast(best.missed_the_latest):
+            return found
+        of_last = of_last or meter.read()
+        if not math.isfinite(of_last.share):
+            return found
+        fitted = meter.fit(module, of_last)
+        taken = best.take(trainer, module, self._validated(trainer, module), fitted.share)
+        module.put(last)
+        if trainer.strategy.broadcast(taken):
+            return fitted
+        meter.scale = 1.0
+        return found
 
     def _validated(self, trainer: L.Trainer, module: GraniteModule) -> float:
         some = islice(trainer.datamodule.val_dataloader(), int(trainer.limit_val_batches))

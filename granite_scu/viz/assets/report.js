@@ -132,11 +132,9 @@ const view = {
 
 // What stands at a tick.
 
-const pointsOf = series => data[series.column || "validations"];
-
 function valueAt(series, index) { // [value, step where it was measured]
   if (series.form !== "points") return [data.columns[series.column][index], steps[index]];
-  const before = pointsOf(series).filter(([step]) => step <= steps[index]);
+  const before = data.validations.filter(([step]) => step <= steps[index]);
   return before.length ? [before[before.length - 1][1], before[before.length - 1][0]] : [null, null];
 }
 
@@ -198,7 +196,7 @@ class Chart {
   }
 
   points(series) { // [step, value or null, how far the shading reaches]
-    if (series.form === "points") return pointsOf(series);
+    if (series.form === "points") return data.validations;
     const reach = (value, index) => series.band ? value * data.band : data.columns[series.error]?.[index] ?? 0;
     return data.columns[series.column].some(value => value !== null)
       ? data.columns[series.column].map((value, index) => [steps[index], value, reach(value, index)]) : [];

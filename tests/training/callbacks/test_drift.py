@@ -75,7 +75,7 @@ def test_the_loop_holds_drift_at_the_budget(trained, share):
     assert sum(late) / len(late) == pytest.approx(budget, rel=0.25)
     assert [record["drift_target"] for record in held.records] == pytest.approx([budget] * 60)
     # Of random tokens each text drifts as far as another, up to the spread of six texts.
-    assert held.meter.read(120).share == pytest.approx(budget, rel=0.5)
+    assert held.meter.read().share == pytest.approx(budget, rel=0.5)
     assert all(record["s_target"] is None and 0 < record["s"] < 1 for record in held.records)
 
 
