@@ -17,7 +17,8 @@ def settings_of_the_run(given: dict[str, Any]) -> list[Layer]:
     """The configuration file of the run that is continued, where it is there; it comes before what is given.
 
     Args:
-        given: what flags say, by dotted key; gets the run folder, and the run's files by where they are now.
+        given: what flags say, by dotted key; gets the run folder, and the run's files by where they are now, and loses
+            the search for a batch.
 
     Raises:
         UserError: the file names code, or the run's chat template is missing.
@@ -33,6 +34,9 @@ def settings_of_the_run(given: dict[str, Any]) -> list[Layer]:
     settings = check_plain(file, given)
     given.setdefault("run.overwrite", False)  # that it replaced another run once does not mean that it may again
     given.setdefault("run.output_dir", str(folder))
+    if given.get("run.auto_batch_size"):  # the file has the batch that was found, which the run keeps
+        for key in ("run.auto_batch_size", "data.batch_size", "trainer.accumulate_grad_batches"):
+            given.pop(key, None)
     _find_files(given, settings, folder)
     return [of_file(str(file))]
 

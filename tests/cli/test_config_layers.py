@@ -322,6 +322,12 @@ def test_a_run_of_an_earlier_version_is_continued(tmp_path):
         script("--output-dir", str(tmp_path), *CONTINUES)
 
 
+def test_a_run_that_looked_for_its_batch_is_continued_by_the_same_flags(tmp_path):
+    asked = ("--test-run", "--batch-size", "8", "--auto-batch-size")
+    (tmp_path / "config.yaml").write_text(script("--test-run", "--batch-size", "2").yaml)
+    assert script(*asked, "--output-dir", str(tmp_path), *CONTINUES).data.batch_size == 2
+
+
 def test_the_configuration_that_a_run_writes_is_plain(tmp_path):
     (tmp_path / "config.yaml").write_text(script("--test-run", "--max-time", "00:01:00:00", "--bf16").yaml)
     yaml_files.check_plain(tmp_path / "config.yaml")
