@@ -18,10 +18,12 @@ def quiet(monkeypatch):
     monkeypatch.setattr(step_time, "BUSY", math.inf)
 
 
-def test_of_a_busy_machine_no_pace_is_kept(small_granite, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("dtype", "recomputed"), [(torch.float32, False), (torch.bfloat16, "selective")])
+def test_of_a_busy_machine_no_pace_is_kept(small_granite, tmp_path, monkeypatch, dtype, recomputed):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(step_time, "BUSY", 0)
-    setting = memory.Setting(BaseConfig(small_granite), LoraConfig(), torch.float32, 1, 16, "cpu")
+    base = BaseConfig(small_granite, gradient_checkpointing=recomputed)
+    setting = memory.Setting(base, LoraConfig(), dtype, 1, 16, "cpu")
     assert on_cpu(loading.load_model_config(small_granite), setting, []).step > 0
     assert not (tmp_path / "granite-scu" / "paces.json").exists()
 
