@@ -4,8 +4,6 @@
 
 import re
 
-COLUMNS = ("what", "litgpt `finetune_lora`", "axolotl", "unsloth", "TRL `sft`", "here")
-
 # fmt: off
 ROWS = (
     ("base model", "`checkpoint_dir` (converted)", "`base_model`", "`model_name`", "`model_name_or_path`", "`--model`, a hub id or a folder"),
@@ -42,7 +40,8 @@ ROWS = (
     ("push to the hub", "no", "`hub_model_id`", "`push_to_hub_merged`", "`push_to_hub`, `hub_model_id`", "`granite-scu publish`, after the run"),
 )
 # fmt: on
-"""A setting a row, under the names of ``COLUMNS``; a name of a setting stands in backticks."""
+"""A setting a row: what it is, litgpt's name, axolotl's, unsloth's and TRL's, and what is here; names stand in
+backticks."""
 
 # fmt: off
 FURTHER = {
@@ -134,9 +133,3 @@ def answer(flag: str) -> str | None:
         return None
     none = here.startswith("no: ")
     return f"another tool's; {'not here: ' if none else 'here it is '}{here.removeprefix('no: ')}".replace("`", "")
-
-
-def table() -> str:
-    """The table of the page, in Markdown."""
-    rows = (COLUMNS, ("---",) * len(COLUMNS), *ROWS)
-    return "\n".join(f"| {' | '.join(row)} |" if row[0] != "---" else f"|{'|'.join(row)}|" for row in rows)
