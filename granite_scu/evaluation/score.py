@@ -1,6 +1,6 @@
 """Token-weighted bits per token: nats are summed, tokens counted, and one division made at the end."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED, BaseConfig
 from granite_scu.hardware.machine import Machine
-from granite_scu.model.adapters import Switch, load_adapted
+from granite_scu.model.adapters import load_adapted
 from granite_scu.model.description_length import bits
 from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels, autocast
 from granite_scu.model.loss import summed_nats
@@ -91,20 +91,6 @@ def score(
     return Score(total, int(tokens))
 
 
-def score_each(
-    model: nn.Module,
-    batches: Iterable[dict[str, Tensor]],
-    switches: Sequence[Switch] = (nullcontext,),
-    context: AbstractContextManager | None = None,
-) -> list[Score]:
-    """Score the same batches with a model as each of the things that it can be switched to; arguments as ``score``."""
-    found = []
-    for switch in switches:
-        with switch():
-            found.append(score(partial(summed_nats, model), batches, model=model, context=context))
-    return found
-
-
 def score_split(folder: Path, base: BaseConfig, machine: Machine, loader: Iterable[dict], split: str) -> dict:
     """Score all of a split.
 
@@ -125,7 +111,12 @@ def score_split(folder: Path, base: BaseConfig, machine: Machine, loader: Iterab
     dtype = WEIGHT_DTYPES[machine.precision]
     model, switches = load_adapted(base, {label: folder}, dtype, device, machine.attention)
     announce_kernels(model)
-    of_base, of_adapter = score_each(model, loader, switches, autocast(device, machine.precision))
+    found = []
+    for switch in switches:
+        with switch():
+            context = autocast(device, machine.precision)
+            found.append(score(partial(summed_nats, model), loader, model=model, context=context))
+    of_base, of_adapter = found
     return {
         "split": split,
         "tokens": of_adapter.tokens,
