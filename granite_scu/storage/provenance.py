@@ -1,30 +1,16 @@
 """What a result depends on besides its configuration: machine, versions and the source tree's commit."""
 
 import importlib.metadata
-import os
 import platform
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 
 def versions() -> dict[str, str]:
     """Versions of what the result depends on."""
     names = ("granite-scu", "torch", "transformers", "peft", "lightning", "safetensors", "numpy")
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names}}
-
-
-def origin(cpu_name: str) -> dict[str, Any]:
-    """Where a result is from, for its record: ``machine``, ``versions`` and ``git_revision``.
-
-    Args:
-        cpu_name: of the processor.
-    """
-    import torch  # late: who only wants the versions need not wait for it
-
-    machine = {"cpu": cpu_name, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
-    return {"machine": machine, "versions": versions(), "git_revision": git_revision()}
 
 
 @cache

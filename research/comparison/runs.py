@@ -20,10 +20,9 @@ from granite_scu.config.settings import ControlConfig
 from granite_scu.control.laws.base import AdapterBenefit, Slopes
 from granite_scu.data.blocks.packing import Blocks
 from granite_scu.evaluation.score import score
-from granite_scu.hardware import detect
 from granite_scu.model import loading
 from granite_scu.model.loss import token_nats
-from granite_scu.storage.provenance import git_revision, origin
+from granite_scu.storage.provenance import git_revision
 from granite_scu.storage.run_folder import CONTROL_CONFIG, HISTORY, RunFolder
 from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.module import GraniteModule
@@ -34,7 +33,7 @@ from research.comparison.document_scores import DocumentScores, score_documents
 from research.comparison.evidence import Evidence, Spec
 from research.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOKENS
 from research.laws import place_of as place_of_law
-from research.run_store import write_record
+from research.run_store import origin, write_record
 
 RESEARCH = Path(__file__).parents[1]
 """In which the other bases lie."""
@@ -75,7 +74,7 @@ def carry_out(spec: Spec, evidence: Path, scratch: Path | None = None) -> dict:
         "text": data.text_digest,
         "wall_time_s": round(time.perf_counter() - started, 1),
         "cpu_time_s": round(time.process_time() - started_cpu, 1),
-        **origin(detect("cpu").name),
+        **origin(),
     }
     write_record(evidence / spec.file, record)
     return record

@@ -13,9 +13,8 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 from granite_scu.cli import exit_codes
 from granite_scu.config.errors import Diverged, UserError
 from granite_scu.config.settings import ControlConfig
-from granite_scu.hardware import detect
 from granite_scu.storage import provenance
-from research.run_store import FinishedRun, RunStore, write_record
+from research.run_store import FinishedRun, RunStore, origin, write_record
 from research.tracking.figures import GOALS, measure, nothing_held
 from research.tracking.grid import TrackingCell
 from research.tracking.report import describe_origin, line, origins
@@ -34,7 +33,7 @@ def run_cell(cell: TrackingCell, scratch: Path | None = None) -> dict[str, Any]:
         figures = {"failed": None, **measure(cell, course(cell, trajectory)), "trajectory": trajectory}
     except Diverged as error:
         figures = {"failed": str(error), **nothing_held(cell), "trajectory": []}
-    return {"cell": asdict(cell), **figures, **provenance.origin(detect("cpu").name)}
+    return {"cell": asdict(cell), **figures, **origin()}
 
 
 def trajectory_of(history: list[dict[str, Any]]) -> list[list[float | bool | None]]:
