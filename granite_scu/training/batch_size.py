@@ -104,10 +104,8 @@ def _try(run: PreparedRun) -> int | None:
     """The most bytes that training takes on top of what the process held; None where there are not so many."""
     device = run.machine.torch_device.type
     before = reset_peak_memory(device)
-    accumulated = min(2, run.request.trainer.accumulate_grad_batches)  # gradients are there all the time
     try:
-        ticks = [_Tick()] if run.controller.needs_slopes else []
-        _short_training(run, STEPS, STEPS, ticks, limit_val_batches=1, accumulate_grad_batches=accumulated)
+        _short_training(run)
     except (RuntimeError, MemoryError) as error:
         if not memory_budget.ran_out(error):
             raise
@@ -116,20 +114,16 @@ def _try(run: PreparedRun) -> int | None:
     return 0 if most is None or before is None else most - before
 
 
-def _short_training(run: PreparedRun, steps: int, eval_steps: int, callbacks: list[L.Callback], **changed: Any) -> None:
+def _short_training(run: PreparedRun) -> None:
     """Train a fresh adapter over the first steps of the run, and let go of it. Leaves no file and no random state.
 
     Model, data, order, seed and learning rates are the run's. Layers are compiled, which takes minutes, only for what
     selective recomputation saves: otherwise they take no less memory.
-
-    Args:
-        run: the run.
-        steps: optimizer steps.
-        eval_steps: optimizer steps between validations.
-        callbacks: what finds something out.
-        changed: settings of Lightning's Trainer that differ from the run's.
     """
+    accumulated = min(2, run.request.trainer.accumulate_grad_batches)  # gradients are there all the time
+    changed = {"limit_val_batches": 1, "accumulate_grad_batches": accumulated}
     settings = replace(run.request.trainer, callbacks=None, logger=None, **changed)
+    callbacks = [TimeLimit(settings.max_time)] if settings.max_time else []
     with isolate_rng():
         module = build_module(run, compile=run.request.base.gradient_checkpointing == "selective")
         try:
@@ -137,9 +131,9 @@ def _short_training(run: PreparedRun, steps: int, eval_steps: int, callbacks: li
             trainer = build_trainer(
                 settings,
                 run.machine,
-                steps=steps,
-                eval_steps=eval_steps,
-                callbacks=[*([TimeLimit(settings.max_time)] if settings.max_time else []), *callbacks],
+                steps=STEPS,
+                eval_steps=STEPS,
+                callbacks=[*callbacks, *([_Tick()] if run.controller.needs_slopes else [])],
                 loggers=[],
                 plugin=AdapterCheckpointIO(module),
             )
