@@ -24,7 +24,7 @@ from granite_scu.training.output_folder import is_main, locked_run_folder, open_
 from granite_scu.training.preflight import announce
 from granite_scu.training.prepared_run import PreparedRun, build_module, length_of
 from granite_scu.training.resume import attribute_errors_to_checkpoint, open_checkpoint, with_checkpoint_settings
-from granite_scu.training.trainer import check_trainer
+from granite_scu.training.trainer import given_objects
 
 
 def prepare(
@@ -48,7 +48,7 @@ def prepare(
         UserError: the request cannot be met on this machine, or its data is wrong.
     """
     # What no machine and no text can change.
-    check_trainer(request)
+    given_objects(request.trainer)
     build_controller(request.control)
 
     # The checkpoint that the run continues from.

@@ -19,20 +19,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from granite_scu.config.errors import INTERRUPTED, RunFailed, Stopped, UserError
-from granite_scu.config.request import Request
 from granite_scu.config.settings import TrainerConfig
 from granite_scu.data.workers import errors_in_one_line
 from granite_scu.hardware.machine import Machine
-from granite_scu.training.early_checks import check_loggers
 
 LOST_AFTER = timedelta(minutes=10)
 """What a process waits for the others before it takes them for lost. None does anything alone for that long."""
-
-
-def check_trainer(request: Request) -> None:
-    """Refuse loggers that cannot log, and objects that the user gives of which one cannot be made. Raises UserError."""
-    given_objects(request.trainer)
-    check_loggers(request.run.loggers, request.run.logger_offline)
 
 
 def given_objects(settings: TrainerConfig) -> dict[str, list]:
