@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -27,18 +26,14 @@ def plot_control(run: Run) -> Figure:
     """Panels over the optimizer steps: S, raw and smoothed, with its setpoint, or drift with its budget; lambda; and,
     where the run asked for it, what size the texts would have the adapter."""
     draws = [draw_drift if run.holds_drift else draw_s, draw_lambda, *([draw_size] if run.asks_for_size else [])]
-    figure = Figure(figsize=(8, 6.4 if len(draws) == 2 else 9.0), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = style.canvas((8, 6.4 if len(draws) == 2 else 9.0))
     panels = figure.subplots(len(draws), 1, sharex=True, height_ratios=(3, 2, 2)[: len(draws)])
     for axes, draw in zip(panels, draws, strict=True):
         draw(axes, run)
         style.tidy(axes)
         axes.tick_params(axis="x", length=0)
-    below = panels[-1]
-    below.tick_params(axis="x", length=3.5)
-    below.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
-    below.set_xlim(0, 1.01 * run.column("step").max())
-    below.set_xlabel("optimizer steps", fontsize=style.LABEL, color=style.INK)
+    panels[-1].tick_params(axis="x", length=3.5)
+    style.over_steps(panels[-1], run.column("step").max())
     figure.align_ylabels()
     figure.suptitle(run.title, x=0.99, ha="right", fontsize=style.LEGEND, color=style.INK)
     return style.fit(figure)
@@ -59,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def draw_s(axes: Axes, run: Run) -> None:
     """S, raw and smoothed, against its setpoint."""
     steps, raw, smoothed, target = (run.column(field) for field in ("step", "s", "s_ema", "s_target"))
-    marker = "o" if len(steps) == 1 else None  # a line through one point would not be seen
+    marker = style.marker(steps)
     axes.plot(steps, raw, color=style.SKY, linewidth=1.2, marker=marker, label="S at each tick")
     axes.plot(steps, smoothed, color=style.BLUE, linewidth=2.4, marker=marker, label="S smoothed")
     if np.isfinite(target).any():
@@ -76,7 +71,7 @@ def draw_s(axes: Axes, run: Run) -> None:
 def draw_drift(axes: Axes, run: Run) -> None:
     """Drift, on the text that steers and, of the adapter that is kept, on held-out text, against its budget."""
     steps, drift, budget = (run.column(field) for field in ("step", "drift", "drift_target"))
-    marker = "o" if len(steps) == 1 else None
+    marker = style.marker(steps)
     axes.plot(steps, drift, color=style.BLUE, linewidth=2.4, marker=marker, label="drift at each tick")
     held_out = [share for share, _ in run.kept_places]
     if held_out:
@@ -105,15 +100,12 @@ def draw_lambda(axes: Axes, run: Run) -> None:
     axes.set_ylabel("λ (no unit)", fontsize=style.LABEL, color=style.INK)
     positive = lam[lam > 0]
     if not positive.size:
-        note = "λ = 0 throughout: nothing is steered" if np.isfinite(lam).any() else "λ was not recorded"
-        axes.text(
-            0.5, 0.5, note, transform=axes.transAxes, ha="center", va="center", fontsize=style.LABEL, color=style.INK
-        )
+        style.say(axes, "λ = 0 throughout: nothing is steered" if np.isfinite(lam).any() else "λ was not recorded")
         axes.set_yticks([])
         return
     lam = np.where(lam > 0, lam, np.nan)  # a logarithmic axis has no place for 0
     style.log_scale(axes, positive)
-    marker = "o" if len(steps) == 1 else None
+    marker = style.marker(steps)
     # lambda stays as it is from one tick to the next.
     axes.plot(steps, lam, color=style.VERMILION, linewidth=2.0, drawstyle="steps-post", marker=marker, label="λ")
     saturated, held = (run.column(field) == 1 for field in ("saturated", "held"))
@@ -128,7 +120,7 @@ def draw_size(axes: Axes, run: Run) -> None:
     steps = run.column("step")
     held_out, training = (run.column(name) - 1 for name in ("best_scale", "best_scale_training"))
     error = np.nan_to_num(run.column("best_scale_error"))
-    marker = "o" if len(steps) == 1 else None
+    marker = style.marker(steps)
     axes.fill_between(steps, held_out - error, held_out + error, color=style.BLUE, alpha=0.2, linewidth=0)
     axes.plot(steps, held_out, color=style.BLUE, linewidth=2.2, marker=marker, label="held-out text (± standard error)")
     axes.plot(steps, training, color=style.ORANGE, linewidth=1.8, marker=marker, label="training text")

@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -68,7 +67,8 @@ def plot_data_bpt(groups: Sequence[Group]) -> Figure:
     run = _only(groups)
     if run:
         steps, values = run.column("step"), run.column("data_bpt")
-        axes.plot(steps, values, color=style.SKY, linewidth=1.2, marker=_marker(steps), label="DataBPT at each tick")
+        marker = style.marker(steps)
+        axes.plot(steps, values, color=style.SKY, linewidth=1.2, marker=marker, label="DataBPT at each tick")
     for group in groups:
         _draw(axes, group, _mean_data_bpt, label="running mean" if run else None)
     axes.set_ylabel("DataBPT (bits per token)", fontsize=style.LABEL, color=style.INK)
@@ -89,7 +89,7 @@ def plot_param_bpt(groups: Sequence[Group]) -> Figure:
 
 def plot_phase(groups: Sequence[Group]) -> Figure:
     """Two planes: S over lambda, which is what the law moves in, and DataBPT over ParamBPT, which is what it trades."""
-    figure = _canvas((8, 5.0))
+    figure = style.canvas((8, 5.0))
     left, right = figure.subplots(1, 2)
     steered = [group for group in groups if any((run.column("lambda") > 0).any() for run in group.runs)]
     for axes, shown, x, y in (
@@ -108,7 +108,7 @@ def plot_phase(groups: Sequence[Group]) -> Figure:
         left.axhline(target, color=style.GREEN, linewidth=1.4, dashes=(5, 3))
         _draw_ratio(right, target)
     if not steered:
-        _say(left, "λ = 0")
+        style.say(left, "λ = 0")
     for axes, x, y in (
         (left, "λ (no unit)", "S, smoothed (share of bits)"),
         (right, "ParamBPT (bits per token)", "DataBPT (bits per token)"),
@@ -153,9 +153,7 @@ def plot_learned(groups: Sequence[Group]) -> Figure:
         _draw_path(axes, group, *(partial(_drift_path, column=column) for column in (1, 2)))
         for run in group.runs:
             for drift, bits in run.kept_places if run.holds_drift else ():
-                axes.plot(
-                    drift, bits, "o", markersize=13, markerfacecolor="none", markeredgewidth=2, color=group.colour
-                )
+                _draw_ring(axes, drift, bits, group)
     runs = [run for group in held for run in group.runs if run.holds_drift]
     budgets = sorted({float(run.column("drift_target")[-1]) for run in runs})
     for budget in budgets:
@@ -169,11 +167,10 @@ def plot_learned(groups: Sequence[Group]) -> Figure:
     what = "validation" if validated else "training text" if _only(groups) else "validation, or training text"
     axes.set_ylabel(f"{what} (bits per token)", fontsize=style.LABEL, color=style.INK)
     line = Line2D([], [], color=style.GREEN, dashes=(5, 3), label="at most " + ", ".join(map(per_cent, budgets)))
-    ring = Line2D([], [], marker="o", markersize=11, linestyle="none", color=style.INK, markerfacecolor="none",
-                  label="kept")  # fmt: skip
+    shown = [line, _ring("kept")]
     if _only(groups):
-        _legend(figure, groups, [line, ring])
-    return _finished(figure, axes, groups, [line, ring], drawn=held, missing="drift not held")
+        _legend(figure, groups, shown)
+    return _finished(figure, axes, groups, shown, drawn=held, missing="drift not held")
 
 
 def plot_validation(groups: Sequence[Group]) -> Figure:
@@ -184,17 +181,11 @@ def plot_validation(groups: Sequence[Group]) -> Figure:
         steps, median, *_ = _draw(axes, group, _validations, marker="o", label="validation" if _only(groups) else None)
         best = int(median.argmin())
         label = f"best: {median[best]:.3f} at step {steps[best]:.0f}" if _only(groups) else "_best"
-        axes.plot(
-            steps[best], median[best], "o", markersize=13, markerfacecolor="none", markeredgewidth=2,
-            color=group.colour, label=label, linestyle="none",
-        )  # fmt: skip
+        _draw_ring(axes, steps[best], median[best], group, label)
     axes.set_ylabel("validation (bits per token)", fontsize=style.LABEL, color=style.INK)
     if _only(groups) and validated:
         style.legend_above(axes)
-    ring = Line2D(
-        [], [], marker="o", markersize=11, linestyle="none", color=style.INK, markerfacecolor="none", label="best"
-    )
-    return _finished(figure, axes, groups, [ring], drawn=validated, missing="never validated")
+    return _finished(figure, axes, groups, [_ring("best")], drawn=validated, missing="never validated")
 
 
 def plot_step_time(groups: Sequence[Group]) -> Figure:
@@ -203,7 +194,7 @@ def plot_step_time(groups: Sequence[Group]) -> Figure:
     if run:
         figure, axes = _figure(groups)
         steps, seconds = _step_seconds(run)
-        axes.plot(steps, seconds, color=style.BLUE, linewidth=1.6, marker=_marker(steps), label="each tick")
+        axes.plot(steps, seconds, color=style.BLUE, linewidth=1.6, marker=style.marker(steps), label="each tick")
         if np.isfinite(seconds).any():
             median = float(np.nanmedian(seconds))
             label = f"median {median:.3g} s"
@@ -212,7 +203,7 @@ def plot_step_time(groups: Sequence[Group]) -> Figure:
         axes.set_ylabel("time of a step (s)", fontsize=style.LABEL, color=style.INK)
         style.legend_above(axes)
         return _finished(figure, axes, groups)
-    figure = _canvas((8, min(1.6 + 0.45 * len(groups), style.TALLEST)))
+    figure = style.canvas((8, min(1.6 + 0.45 * len(groups), style.TALLEST)))
     axes = figure.subplots()
     for row, group in enumerate(groups):
         seconds = np.concatenate([_step_seconds(run)[1] for run in group.runs])
@@ -234,7 +225,7 @@ def plot_step_time(groups: Sequence[Group]) -> Figure:
 
 def plot_summary(groups: Sequence[Group]) -> Figure:
     """What came out: bits per token on held-out documents, S and lambda at the end; a line for each group."""
-    figure = _canvas((8, min(2.3 + 0.5 * len(groups), style.TALLEST)))
+    figure = style.canvas((8, min(2.3 + 0.5 * len(groups), style.TALLEST)))
     scored, s, lam = figure.subplots(1, 3, sharey=True, width_ratios=(5, 3, 3))
     # The lone word of a panel stands where its data would; an axis of its own would mean nothing.
     for row, group in enumerate(groups):
@@ -353,20 +344,11 @@ def _only(groups: Sequence[Group]) -> Run | None:
 # How it is drawn.
 
 
-def _canvas(size: tuple[float, float]) -> Figure:
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def _figure(groups: Sequence[Group]) -> tuple[Figure, Axes]:
     """One panel over the optimizer steps."""
-    figure = _canvas(_SIZE)
+    figure = style.canvas(_SIZE)
     axes = figure.subplots()
-    last = max(run.column("step").max() for group in groups for run in group.runs)
-    axes.set_xlim(0, 1.01 * last)
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
-    axes.set_xlabel("optimizer steps", fontsize=style.LABEL, color=style.INK)
+    style.over_steps(axes, max(run.column("step").max() for group in groups for run in group.runs))
     return figure, axes
 
 
@@ -381,7 +363,7 @@ def _finished(
     """The frame and the names; of those that are not ``drawn`` with what is ``missing``."""
     style.tidy(axes)
     if drawn is not None and not drawn:
-        _say(axes, missing)
+        style.say(axes, missing)
     if _only(groups):
         figure.suptitle(groups[0].runs[0].title, x=0.99, ha="right", fontsize=style.LEGEND, color=style.INK)
     else:
@@ -422,7 +404,7 @@ def _draw(
     if len(group.runs) > 1:
         step = "post" if more.get("drawstyle") == "steps-post" else None
         axes.fill_between(steps, low, high, step=step, color=group.colour, alpha=0.2, linewidth=0)
-    line = {"color": group.colour, "linewidth": 2.2, "dashes": group.dashes, "marker": _marker(steps)} | more
+    line = {"color": group.colour, "linewidth": 2.2, "dashes": group.dashes, "marker": style.marker(steps)} | more
     axes.plot(steps, median, label=label or group.label, **line)
     return steps, median, low, high
 
@@ -436,6 +418,17 @@ def _draw_path(axes: Axes, group: Group, x: Callable[[Run], Course], y: Callable
     for place, face in ((0, "white"), (-1, group.colour)):
         if len(across):
             axes.plot(across[place], up[place], "o", color=group.colour, markerfacecolor=face, markersize=8, zorder=5)
+
+
+def _draw_ring(axes: Axes, x: float, y: float, group: Group, label: str | None = None) -> None:
+    ring = {"markersize": 13, "markerfacecolor": "none", "markeredgewidth": 2, "linestyle": "none"}
+    axes.plot(x, y, "o", color=group.colour, label=label, **ring)
+
+
+def _ring(label: str) -> Line2D:
+    """What such a ring is called in the legend."""
+    return Line2D([], [], marker="o", markersize=11, linestyle="none", color=style.INK, markerfacecolor="none",
+                  label=label)  # fmt: skip
 
 
 def _draw_ratio(axes: Axes, target: float) -> None:
@@ -491,15 +484,3 @@ def _log_scale(axes: Axes, values: Sequence[np.ndarray], which: str = "y") -> No
     every = np.concatenate([np.empty(0), *values])
     if (every > 0).any():
         style.log_scale(axes, every[every > 0], which)
-
-
-def _say(axes: Axes, words: str) -> None:
-    """In the middle of a panel that has nothing to show."""
-    axes.text(
-        0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", fontsize=style.LABEL, color=style.INK
-    )
-
-
-def _marker(steps: np.ndarray) -> str | None:
-    """A line through one point would not be seen."""
-    return "o" if len(steps) == 1 else None

@@ -12,8 +12,9 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import Bbox
 
 from granite_scu.config.errors import INTERRUPTED, WRONG_REQUEST, UserError
@@ -63,6 +64,30 @@ def drawing(what: str, command: str) -> Iterator[None]:
     except Exception as error:  # of any kind: all that counts is written already
         words = "%s could not be drawn (%s: %s), and all else is complete; draw it with: %s"
         log.warning(words, what, type(error).__name__, error, command)
+
+
+def canvas(size: tuple[float, float]) -> Figure:
+    """An empty figure of so many inches, which needs no window."""
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def over_steps(axes: Axes, last: float) -> None:
+    """The axis of the optimizer steps, up to the last of them."""
+    axes.set_xlim(0, 1.01 * last)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+    axes.set_xlabel("optimizer steps", fontsize=LABEL, color=INK)
+
+
+def say(axes: Axes, words: str) -> None:
+    """In the middle of a panel that has nothing to show."""
+    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", fontsize=LABEL, color=INK)
+
+
+def marker(steps: np.ndarray) -> str | None:
+    """Of a line: one through a single point would not be seen."""
+    return "o" if len(steps) == 1 else None
 
 
 def tidy(axes: Axes, ticks: float = TICKS) -> None:
