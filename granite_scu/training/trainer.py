@@ -62,20 +62,12 @@ def _cause(message: str) -> str:
 
 
 class TimeLimit(Timer):
-    """Stops after the time, between two optimizer steps: a window of micro-batches is not cut in two.
-
-    Args:
-        max_time: as ``--max-time``; None does not limit.
-    """
-
-    def __init__(self, max_time: Any) -> None:
-        super().__init__(max_time)
+    """Stops after the time, between two optimizer steps: a window of micro-batches is not cut in two."""
 
     @property
     def stop_reason(self) -> str | None:
         """Why this ended the run; None where it did not."""
-        left = self.time_remaining()
-        return "max_time" if left is not None and left <= 0 else None
+        return "max_time" if self.time_remaining() <= 0 else None
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if (trainer.fit_loop.total_batch_idx + 1) % trainer.accumulate_grad_batches == 0:

@@ -72,21 +72,6 @@ def test_time_that_runs_out_after_the_stop_is_not_its_reason(make_module, make_b
     assert stop_reason(trainer, [timer]) == "max_time"
 
 
-def test_a_timer_without_a_limit_is_no_reason(make_module, make_batches, fit):
-    timer = TimeLimit(None)
-    trainer = fit(make_module(), make_batches(40), max_steps=40, callbacks=[timer, StopAt(3)])
-    assert stop_reason(trainer, [timer]) == "other"
-
-
-def test_a_run_that_does_not_settle_goes_to_its_end(make_module, make_batches, fit):
-    stop, callbacks = attached(Equilibrium(0.02, 8), control.build("none", target_s=0.02))
-    trainer = fit(make_module(), make_batches(20), max_steps=20, callbacks=callbacks)
-    assert trainer.global_step == 20
-    assert stop.stopped_at is None
-    assert stop_reason(trainer, [stop]) == "max_steps"
-    assert {tick.authority for tick in stop.ticks} == {0.0}
-
-
 @pytest.mark.parametrize(
     ("actuator", "lam", "acts"), [("loss", 1.0, True), ("loss", 1e-6, False), ("decoupled", 1.0, True)]
 )
