@@ -96,14 +96,13 @@ def have(path: Path) -> dict[str, str | None]:
         text = path.read_text(encoding="utf-8")
         lines = json.loads(text)["packages"] if path.suffix == ".json" else text.splitlines()
         asked = [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]
-    except (OSError, ValueError, KeyError, InvalidRequirement) as error:
+    except (OSError, ValueError, KeyError, TypeError, InvalidRequirement) as error:
         refuse(f"--there {path}: is neither a list of packages nor a check's JSON ({error})")
     return {canonicalize_name(one.name): next((spec.version for spec in one.specifier), None) for one in asked}
 
 
 def fetch_missing(there: dict[str, str | None], wheels: Path, python: str, without: set[str]) -> None:
     """Download the wheels of what a check takes and is not there, and of what these need in their turn."""
-    import tomllib
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name, parse_wheel_filename
 
@@ -199,27 +198,35 @@ def unpack(options: argparse.Namespace) -> int:
     for folder in options.folders:
         if not folder.is_dir():
             refuse(f"{folder}: is no folder of parts")
-        for path in sorted(folder.iterdir()):
+        for path in sorted(folder.iterdir()) if folder.resolve() != kept.resolve() else ():
             if path.name == MANIFEST or path.name.startswith("part-"):
                 shutil.copy(path, kept)
     if not (kept / MANIFEST).is_file():
         refuse(f"{options.folders[0]}: no {MANIFEST} has been carried; it lies beside the parts")
-    parts = json.loads((kept / MANIFEST).read_text(encoding="utf-8"))["parts"]
+    try:
+        manifest = json.loads((kept / MANIFEST).read_text(encoding="utf-8"))
+    except ValueError:
+        refuse(f"{MANIFEST}: was damaged on the way; carry it again")
+    parts = manifest["parts"]
     missing = [part["name"] for part in parts if not (kept / part["name"]).is_file()]
-    for part in parts:
-        if part["name"] not in missing and digest(kept / part["name"]) != part["sha256"]:
-            (kept / part["name"]).unlink()
-            refuse(f"{part['name']}: is not what was packed (sha256); carry it again")
+    damaged = [p["name"] for p in parts if p["name"] not in missing and digest(kept / p["name"]) != p["sha256"]]
+    for name in damaged:
+        (kept / name).unlink()
+    if damaged:
+        refuse(f"{', '.join(damaged)}: is not what was packed (sha256); carry it again")
     if missing:
         print(f"{len(parts) - len(missing)} of {len(parts)} parts are there; missing: {', '.join(missing)}")
         return 1
     with tarfile.open(fileobj=Joined([kept / part["name"] for part in parts]), mode="r|") as archive:  # type: ignore
         archive.extractall(options.into, filter="data")
-    wheels = sorted((options.into / "wheels").iterdir())
+    wheels, site = sorted((options.into / "wheels").glob("*.whl")), (options.into / SITE).resolve()
     for wheel in wheels:
-        install(wheel, options.into / SITE)
-    name_checkout(options.into / SITE)
-    print(f"{len(wheels)} packages in {options.into / SITE}, and all that was added in {options.into}")
+        install(wheel, site)
+    name_checkout(site)
+    print(f"{len(wheels)} packages in {site}, and all that was added in {options.into}")
+    if manifest["python"] != (here := ".".join(map(str, sys.version_info[:2]))):
+        print(f"warning: they are for Python {manifest['python']}, and this is {here}", file=sys.stderr)
+    print(f"next: PYTHONPATH={site} python scripts/gpu_check.py --minutes 9")
     return 0
 
 
@@ -295,7 +302,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
-    return pack(options) if options.command == "pack" else unpack(options)
+    try:
+        return pack(options) if options.command == "pack" else unpack(options)
+    except OSError as error:  # a full disk, a file where a folder should be
+        refuse(str(error))
 
 
 if __name__ == "__main__":

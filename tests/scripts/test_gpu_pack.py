@@ -64,3 +64,10 @@ def test_a_part_that_was_damaged_on_the_way_is_refused(packed, tmp_path):
     part.write_bytes(part.read_bytes()[:-1] + b"?")
     done = unpack(packed, into=tmp_path / "place")
     assert done.returncode == 2 and "part-2: is not what was packed" in done.stderr
+    done = unpack(tmp_path / "place" / gpu_pack.KEPT, into=tmp_path / "place")
+    assert done.returncode == 1 and "2 of 3 parts are there; missing: part-2" in done.stdout
+    (packed / gpu_pack.MANIFEST).write_text('{"python": ')
+    done = unpack(packed, into=tmp_path / "place")
+    assert done.returncode == 2 and done.stderr == "error: manifest.json: was damaged on the way; carry it again\n"
+    done = unpack(packed, into=part)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
