@@ -22,6 +22,9 @@ from granite_scu.model.loading import WEIGHT_DTYPES
 SHORTEST = 256
 """Tokens below which a block is not proposed to be cut."""
 
+NO_MEMORY = ("DefaultCPUAllocator: ", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""In errors of a CPU's allocator, and of CUDA where PyTorch's own allocator is not the one that asked."""
+
 
 def predict(request: Request, machine: Machine) -> memory.Footprint:
     """What a run takes of its device at its peak, the program itself and CUDA's context apart."""
@@ -168,7 +171,7 @@ def ran_out(error: BaseException) -> bool:
     """Whether an error says that a device had no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error)
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in NO_MEMORY)
 
 
 @contextmanager

@@ -81,6 +81,12 @@ def test_out_of_memory_says_what_was_asked_what_there_was_and_what_to_try(asked,
     assert "try --batch-size" in said and said.endswith("or let --auto-batch-size find the batch")
 
 
+@pytest.mark.parametrize("words", ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"])
+def test_cudas_own_errors_say_that_memory_ran_out_too(words):
+    assert memory_budget.ran_out(RuntimeError(words))
+    assert not memory_budget.ran_out(RuntimeError("CUDA error: device-side assert triggered"))
+
+
 def test_the_cpu_runs_out_in_words_of_its_own_and_other_errors_pass(asked):
     request, found = asked(CPU, "--trainer.accelerator=cpu")
     said = r"out of memory on Plain CPU: 93\.1 GiB asked for, "
