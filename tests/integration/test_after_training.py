@@ -133,18 +133,6 @@ def test_found_again_it_shows_its_scores_and_its_adapters_step(run, told):
     assert f"{metrics['adapter_test_bpt']:.4f}" in told("runs", run)[1]
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (("merge", "nowhere", "--out", "merged"), "nowhere: no such folder"),
-        (("merge", "."), "--out"),
-        (("merge", ".", "--out", "merged", "--colour", "red"), "unrecognized arguments: --colour red"),
-    ],
-)
-def test_a_wrong_request_gets_one_line(told, argv, words):
-    assert words in refused_line(told, *argv)
-
-
 @pytest.fixture(scope="module")
 def gone_on(run, launch, short, tmp_path_factory):
     """A run that starts from a copy of the first one's adapter, and that copy."""

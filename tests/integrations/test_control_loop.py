@@ -413,5 +413,6 @@ def test_a_penalty_that_overflows_alone_is_skipped_and_ends_the_run_in_time(run,
     last = ran.ticks[-1]
     assert last["skipped"] == 2 and 0 < last["data_grad_norm"] < math.inf
     assert all(map(torch.equal, ran.plant.factors, first.plant.factors)), "they left no trace"
+    assert scaler is None or scaler.get_scale() == 2.0**16, "nor on the scale"
     with pytest.raises(Diverged, match=f"step {1 + SKIPPED_IN_A_ROW}: .*not finite in {SKIPPED_IN_A_ROW}.*lower"):
         run(SKIPPED_IN_A_ROW + 2, every=40, scaler=scaler, **overflows)

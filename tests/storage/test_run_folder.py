@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from outcomes import refusal
 from power import Disk
 
@@ -215,23 +213,6 @@ def test_what_a_kill_left_half_written_is_swept(folder):
 def test_numbers_that_json_cannot_say_become_null():
     value = {"a": math.nan, "b": [1.0, math.inf, (-math.inf, 2)], "c": {"d": True, "e": None, "f": "NaN"}}
     assert finite(value) == {"a": None, "b": [1.0, None, [None, 2]], "c": {"d": True, "e": None, "f": "NaN"}}
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=20,
-)
-
-
-@settings(max_examples=30)
-@given(JSON)
-def test_what_is_written_is_always_json(value):
-    def refuse(constant):
-        raise AssertionError(constant)
-
-    text = json.dumps(finite(value), allow_nan=False)
-    assert json.loads(text, parse_constant=refuse) == finite(value)
 
 
 def test_a_json_file_is_written_whole_or_not_at_all(folder):

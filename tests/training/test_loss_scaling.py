@@ -68,17 +68,6 @@ def test_lambda_adds_exactly_its_gradient_whatever_the_scale(
     assert error(minus(given[lam], given[0.0]), penalty) < rounding(2 * (32 + 4))  # as in test_module
 
 
-def test_a_penalty_that_overflows_skips_the_step_and_not_the_scale(make_fp16, fit_fp16, make_batches, trained):
-    module = make_fp16(sigma=1e-12, n_tokens=1)
-    set_factors(module, trained)
-    module.lam = 1e24
-    scaler = fit_fp16(module, make_batches(2)).precision_plugin.scaler
-    window = module.read_window()
-    assert (window.applied, window.skipped) == (0, 2)
-    assert same(module.factors, trained)
-    assert scaler.get_scale() == USUAL
-
-
 def test_clipping_acts_on_the_unscaled_sum(make_fp16, fit_fp16, make_batches, trained):
     module = make_fp16(optimizer={"gradient_clip": 0.25}, sigma=0.002, n_tokens=1)
     set_factors(module, trained)

@@ -575,19 +575,6 @@ def test_a_first_step_that_is_not_finite_is_skipped(make_module, fit, make_batch
     assert same(module.factors, untouched.factors)
 
 
-@pytest.mark.parametrize("cls", [GraniteModule, UnderUnfusedAdam])
-def test_a_step_with_a_penalty_that_is_not_finite_is_skipped(make_module, fit, make_batches, cls):
-    module = make_module(cls, sigma=1e-12, n_tokens=1)
-    trained_factors(module)
-    before = [factor.detach().clone() for factor in module.factors]
-    module.lam = 1e24
-    fit(module, make_batches(1))
-    assert same(before, module.factors)
-    window = module.read_window()
-    assert (window.applied, window.skipped) == (0, 1)
-    assert math.isfinite(window.data_grad_norm) and not math.isfinite(window.penalty_grad_norm)
-
-
 class Waits(TorchDispatchMode):
     """Operators for which the host would wait for a GPU: they read a number, hang on one, or copy one there."""
 
@@ -685,22 +672,6 @@ def test_validation_weighs_tokens_and_not_batches(make_module, make_batches, tmp
         nats = sum(plain_nats(module, batch).item() for batch in batches)
     expected = nats / sum(map(supervised, batches)) / math.log(2)
     assert float(trainer.callback_metrics["val_bpt"]) == pytest.approx(expected, rel=rounding(OF_SMALL))
-
-
-# Without a controller
-
-
-def test_without_any_callback_it_is_plain_lora_fine_tuning(make_module, fit, make_batches):
-    module = make_module(optimizer={"learning_rate": 1e-2})
-    batch = make_batches(1)
-    with torch.no_grad():
-        before = plain_nats(module, batch[0])
-    fit(module, batch * 20)
-    with torch.no_grad():
-        assert plain_nats(module, batch[0]) < 0.9 * before
-    window = module.read_window()
-    assert (window.applied, window.penalty_grad_norm) == (20, 0.0)
-    assert window.grad_norm == window.data_grad_norm > 0
 
 
 # Checkpoints

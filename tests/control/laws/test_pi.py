@@ -70,13 +70,6 @@ def test_gains_that_are_not_given_follow_the_time_the_adapter_needs():
     assert states[1].integral - states[0].integral == pytest.approx(second.p_term / law.integral_time)
 
 
-def test_a_kp_that_is_given_alone_brings_its_own_ki():
-    """tau is 1 tick, as above, and Ki = Kp / min(tau, integral_time)."""
-    states, (_, second) = run(PI(setpoint=0.1, kp=3.0, error_limit=1.0, lambda_init=1.0), [0.1, at(0.4)])
-    assert second.p_term == pytest.approx(3.0 * 0.4)
-    assert states[-1].integral - states[0].integral == pytest.approx(3.0 / 1 * 0.4, rel=1e-6)
-
-
 @pytest.mark.parametrize("ticks", [1e-6, 0.1, 1.0])
 def test_a_kp_that_is_given_alone_meets_no_lag_below_a_tick(ticks):
     law = PI(setpoint=0.1, kp=3.0, error_limit=1.0, lambda_init=1.0)
