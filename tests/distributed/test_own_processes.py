@@ -11,7 +11,6 @@ import pytest
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
-CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 SCRIPT = """
 import sys, time
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver

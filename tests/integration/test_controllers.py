@@ -155,7 +155,8 @@ def test_a_law_that_heeds_no_setpoint_has_none(launch, trained, corpus, flags_of
     assert metrics["s_target"] is None
     assert {metrics["control"][figure] for figure in judged} == {None}
     assert json.loads((folder / "scu_config.json").read_text(encoding="utf-8"))["target_s"] is None
-    code, out, _ = launch("--test-run", *flags_of(name), "--data-dir", corpus, "--dry-run", "--json")
+    asked = ("--target-s", "auto", "--dry-run", "--json")
+    code, out, _ = launch("--test-run", *flags_of(name), "--data-dir", corpus, *asked)
     assert (code, json.loads(out)["target_s"]) == (0, None)
 
 

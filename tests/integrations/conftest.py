@@ -7,6 +7,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
+from granite_scu.config.settings import TINY_MODEL
+from granite_scu.evaluation.general_text import Document, GeneralText
+from granite_scu.model.loading import load_tokenizer
+
 RANK, ALPHA = 4, 8.0
 
 
@@ -17,6 +21,18 @@ def _nothing_to_collect():
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(TINY_MODEL)
+
+
+@pytest.fixture(scope="module")
+def text() -> GeneralText:
+    """General text of the small models' few words."""
+    rows = torch.randint(2, 60, (24, 26), generator=torch.Generator().manual_seed(7)).tolist()
+    return GeneralText(tuple(Document(tuple(row), (False, *[True] * 25)) for row in rows), "auto")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,21 +12,20 @@ import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from lightning.pytorch.plugins import MixedPrecision
 from rounding import OF_SMALL, rounding, turned
+from test_module import Endless
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 
 from granite_scu import control
 from granite_scu.config.errors import Diverged
-from granite_scu.config.settings import TINY_MODEL, ControlConfig, holding_drift
+from granite_scu.config.settings import ControlConfig, holding_drift
 from granite_scu.control import Measurement
 from granite_scu.control.loop import SKIPPED_IN_A_ROW, ControlLoop
 from granite_scu.data.blocks.packing import padding_of
-from granite_scu.evaluation.general_text import Document, GeneralText
 from granite_scu.integrations.adapter import Adapter
 from granite_scu.integrations.transformers import ShannonCallback
 from granite_scu.model.drift import GeneralPart, anchor_tokens, steering_tokens
-from granite_scu.model.loading import load_tokenizer
 from granite_scu.model.plant import AdapterPlant
 from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.shannon_control import ShannonControl
@@ -72,14 +70,6 @@ class Texts(L.LightningDataModule):
         return self.texts[number]
 
 
-class Endless(IterableDataset):
-    def __init__(self, batches: list[dict]) -> None:
-        self.batches = batches
-
-    def __iter__(self):
-        return cycle(self.batches)
-
-
 class Watch(L.Callback):
     """Notes what acts, and saves a checkpoint after a step."""
 
@@ -116,18 +106,6 @@ class InFp16(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
         self.accelerator.native_amp, self.accelerator.scaler = True, self.own_scaler
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer(TINY_MODEL)
-
-
-@pytest.fixture(scope="module")
-def text() -> GeneralText:
-    """General text of the small model's few words."""
-    rows = torch.randint(2, 60, (24, 26), generator=torch.Generator().manual_seed(7)).tolist()
-    return GeneralText(tuple(Document(tuple(row), (False, *[True] * 25)) for row in rows), "auto")
 
 
 def law_of(settings: dict, ticks: int, max_drift: float | None = None) -> control.Controller:

@@ -11,30 +11,19 @@ from transformers import (
     DataCollatorForSeq2Seq,
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedTokenizerBase,
     Trainer,
 )
 
-from granite_scu.config.settings import (
-    TINY_MODEL,
-)
 from granite_scu.data.sources.documents import Conversation
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.evaluation.answers import questions_of
-from granite_scu.evaluation.general_text import Document, GeneralText
 from granite_scu.evaluation.general_writing import BATCH
 from granite_scu.integrations.drift import questions
 from granite_scu.integrations.transformers import ShannonCallback
 from granite_scu.model.drift import MARGIN
-from granite_scu.model.loading import load_tokenizer
 
 STEPS, EVERY, WIDTH, ROWS, BUDGET = 12, 2, 12, 2, 0.002
-RATE, N, WORDS = 1e-2, 1000, 60
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    return load_tokenizer(TINY_MODEL)
+RATE, N = 1e-2, 1000
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +34,6 @@ def base(tmp_path_factory, tokenizer) -> str:
     folder = str(tmp_path_factory.mktemp("dense"))
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.3, **sizes)).save_pretrained(folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def text() -> GeneralText:
-    generator = torch.Generator().manual_seed(7)
-    rows = torch.randint(2, WORDS, (24, 26), generator=generator).tolist()
-    return GeneralText(tuple(Document(tuple(row), (False, *[True] * 25)) for row in rows), "auto")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 from outcomes import refusal
 from safetensors.torch import load_file, save_file
-from test_module import Endless
+from test_module import Endless, trained_factors
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED, LoraConfig
@@ -23,18 +23,11 @@ from granite_scu.storage.checkpoint import save_adapter
 TARGETS = ["in_proj", "q_proj", "input_linear"]
 
 
-def factors(module) -> list[torch.Tensor]:
-    return [factor for u in module.updates.values() for factor in (u.a, u.b)]
-
-
 @pytest.fixture
 def adapter(make_module, small_granite, tmp_path):
     """The folder of an adapter on some layers, with factors as training leaves them."""
     module = make_module(lora={"rank": 3, "alpha": 7.0, "targets": TARGETS})
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for u in module.updates.values():
-            u.b.copy_(0.1 * torch.randn(u.b.shape, generator=generator))
+    trained_factors(module)
     save_adapter(module.model, tmp_path / "adapter", small_granite)
     return tmp_path / "adapter"
 
@@ -54,7 +47,7 @@ def from_adapter(adapter, small_granite, make_module):
 def test_the_model_is_the_saved_one_and_costs_nothing_yet(from_adapter, adapter, fit, make_batches):
     module = from_adapter()
     stored = load_file(adapter / saved_adapter.WEIGHTS)
-    assert len(factors(module)) == len(stored)
+    assert len(module.factors) == len(stored)
     for name, u in module.updates.items():
         assert torch.equal(u.a, stored[f"base_model.model.{name}.lora_A.weight"])
         assert torch.equal(u.b, stored[f"base_model.model.{name}.lora_B.weight"])
@@ -76,18 +69,18 @@ def test_lambda_pulls_back_to_the_adapter_and_by_exactly_its_gradient(from_adapt
     module = from_adapter(n_tokens=1)
     assert not any(gradient.any() for gradient in module._penalty())
     with torch.no_grad():
-        for factor in factors(module):
+        for factor in module.factors:
             factor.add_(0.01 * torch.randn(factor.shape, generator=torch.Generator().manual_seed(2)))
     module.lam = 0.5
     explicit = sum(
         (u.scale * (u.b @ u.a - u.origin[1] @ u.origin[0])).square().sum() for u in module.updates.values()
     ) / (2 * module.prior_sigma**2)
-    expected = torch.autograd.grad(explicit, factors(module))
+    expected = torch.autograd.grad(explicit, module.factors)
     for found, wanted in zip(module._penalty(), expected, strict=True):
         torch.testing.assert_close(found, 0.5 * wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
     before = sum(module.layer_bpt())
     with torch.no_grad():
-        for factor, gradient in zip(factors(module), module._penalty(), strict=True):
+        for factor, gradient in zip(module.factors, module._penalty(), strict=True):
             factor.sub_(1e-6 * gradient)
     assert sum(module.layer_bpt()) < before
 
@@ -96,7 +89,7 @@ def test_only_the_factors_of_now_are_trained_and_saved(from_adapter, small_grani
     module = from_adapter()
     origins = [p.clone() for u in module.updates.values() for p in u.origin]
     trainer = fit(module, make_batches(2))
-    assert {p for group in trainer.optimizers[0].param_groups for p in group["params"]} == set(factors(module))
+    assert {p for group in trainer.optimizers[0].param_groups for p in group["params"]} == set(module.factors)
     now = [p for u in module.updates.values() for p in u.origin]
     assert all(torch.equal(one, other) for one, other in zip(origins, now, strict=True))
     save_adapter(module.model, tmp_path / "again", small_granite)
@@ -118,7 +111,7 @@ def test_a_resumed_run_measures_from_the_same_adapter(from_adapter, make_module,
         for u in resumed.updates.values():
             u.origin[0].zero_()
     fit(resumed, Endless(batches[2:]), max_steps=4, ckpt_path=tmp_path / "state.ckpt")
-    assert all(torch.equal(one, other) for one, other in zip(factors(resumed), factors(whole), strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(resumed.factors, whole.factors, strict=True))
     assert resumed.layer_bpt() == whole.layer_bpt()
     without = make_module(lora={"rank": 3, "alpha": 7.0, "targets": TARGETS})
     with pytest.raises(UserError, match="--adapter"):
@@ -134,12 +127,12 @@ def test_the_adapter_of_the_start_can_be_looked_at_again(from_adapter, fit, make
     nats = lambda: float(module(batch["input_ids"], batch["labels"]).detach())  # noqa: E731
     at_start = nats()
     fit(module, make_batches(3))
-    trained, values = nats(), [factor.clone() for factor in factors(module)]
+    trained, values = nats(), [factor.clone() for factor in module.factors]
     assert trained != at_start
     with module.at_start():
         assert nats() == at_start
         assert module.layer_bpt() == (0.0,) * len(module.updates)
-    assert all(torch.equal(one, other) for one, other in zip(factors(module), values, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(module.factors, values, strict=True))
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -185,7 +178,7 @@ def test_on_a_base_in_4_bits_it_is_the_same_adapter(from_adapter, adapter, fit, 
     assert at_start != float(from_adapter()(batch["input_ids"], batch["labels"]).detach())
     fit(module, make_batches(2))
     assert all(bpt > 0 for bpt in module.layer_bpt())
-    assert all(torch.isfinite(factor).all() for factor in factors(module))
+    assert all(torch.isfinite(factor).all() for factor in module.factors)
     with module.at_start():
         assert float(module(batch["input_ids"], batch["labels"]).detach()) == at_start
 

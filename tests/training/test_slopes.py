@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from rounding import rounding
+from test_module import trained_factors
 
 from granite_scu.control.laws.base import Slopes
 from granite_scu.control.slopes import SlopeSensor
@@ -88,14 +89,6 @@ def derivative(f: Callable[[float], float], h: float = H) -> float:
     return (8 * (f(1 + h) - f(1 - h)) - (f(1 + 2 * h) - f(1 - 2 * h))) / (12 * h)
 
 
-@torch.no_grad()
-def give_size(module, std: float) -> None:
-    """Give every B some value, as training does."""
-    generator = torch.Generator().manual_seed(1)
-    for update in module.updates.values():
-        update.b.normal_(std=std, generator=generator)
-
-
 FAST = {"learning_rate": 5e-2}
 
 
@@ -160,7 +153,7 @@ def test_in_half_precision_they_are_those_of_fp32_but_for_rounding(make_module, 
             found.extend(read(SlopeSensor(), module, [batch]).held_out_slope for batch in batches)
 
     module, exact = make_module(measures_slopes=True, dtype=WEIGHT_DTYPES[precision]), make_module()
-    give_size(module, 1.0)
+    trained_factors(module, 1.0)
     plugin = MixedPrecision(precision, "cpu", torch.amp.GradScaler("cpu") if precision == "16-mixed" else None)
     fit(module, make_batches(2), callbacks=[End()], plugins=[plugin])
     with torch.no_grad():
@@ -188,7 +181,7 @@ def test_in_fp16_they_overflow_no_sooner_than_the_gradients_of_accumulated_steps
                 found.append((module.latest_step_was_finite, slopes.usable))
 
     module = make_module(measures_slopes=True, dtype=WEIGHT_DTYPES["16-mixed"])
-    give_size(module, 1.0)
+    trained_factors(module, 1.0)
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", growth_interval=1))
     fit(module, make_batches(8) * 20, callbacks=[Step()], plugins=[plugin], accumulate_grad_batches=8)
     assert not all(finite for finite, _ in found)
@@ -198,7 +191,7 @@ def test_in_fp16_they_overflow_no_sooner_than_the_gradients_of_accumulated_steps
 def test_the_training_slope_is_that_of_all_micro_batches_since_the_last_reading(make_module, fit, make_batches):
     """Two windows of two micro-batches of unequal length, and a learning rate of almost nothing."""
     module = make_module(optimizer={"learning_rate": 1e-12}, measures_slopes=True)
-    give_size(module, 0.1)
+    trained_factors(module, 0.1)
     batches, windows = make_batches(4), []
 
     class End(L.Callback):
