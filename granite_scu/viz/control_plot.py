@@ -73,9 +73,9 @@ def draw_drift(axes: Axes, run: Run) -> None:
     steps, drift, budget = (run.column(field) for field in ("step", "drift", "drift_target"))
     marker = style.marker(steps)
     axes.plot(steps, drift, color=style.BLUE, linewidth=2.4, marker=marker, label="drift at each tick")
-    held_out = [share for share, _ in run.kept_places]
+    held_out = [share for share in [run.kept_drift] if share is not None]
     if held_out:
-        axes.plot(run.kept_step, held_out[0], "o", color=style.INK, label="kept, on held-out text")
+        axes.plot([run.kept_step], held_out, "o", color=style.INK, label="kept, on held-out text")
     draw_setpoint(axes, steps, budget, style.GREEN, f"at most {per_cent(budget[-1])}", band=False)
     style.share_scale(axes, np.concatenate([drift, held_out, budget]))
     style.in_percent(axes)

@@ -158,7 +158,8 @@ def plot_learned(groups: Sequence[Group]) -> Figure:
     budgets = sorted({float(run.column("drift_target")[-1]) for run in runs})
     for budget in budgets:
         axes.axvline(budget, color=style.GREEN, linewidth=1.8, dashes=(5, 3))
-    farthest = max([*budgets, *(drift for run in runs for _, drift, _ in run.drift_path)])
+    kept = (drift for run in runs for drift, _ in run.kept_places)
+    farthest = max([*budgets, *kept, *(drift for run in runs for _, drift, _ in run.drift_path)])
     axes.set_xlim(0, 1.08 * farthest)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     style.in_percent(axes, "x")

@@ -145,12 +145,18 @@ class Run:
         return last if best is None else best
 
     @property
+    def kept_drift(self) -> float | None:
+        """The share of drift, on text that the loop did not see, of the adapter that the run left."""
+        drift = self.metrics.get("drift")
+        share = drift.get("share") if isinstance(drift, dict) else None
+        return share if isinstance(share, float) else None  # a file may be damaged
+
+    @property
     def kept_places(self) -> list[tuple[float, float]]:
         """Drift, on text that the loop did not see, and bits of the adapter that the run left; on ``drift_path`` where
-        it was not validated."""
-        drift, bits = self.metrics.get("drift"), self.metrics.get("best_val_bpt")
-        share = drift.get("share") if isinstance(drift, dict) else None
-        if isinstance(share, float) and isinstance(bits, float):  # a file may be damaged
+        that is not of validations."""
+        share, bits = self.kept_drift, self.metrics.get("best_val_bpt")
+        if self.validates_drift and share is not None and isinstance(bits, float):
             return [(share, bits)]
         return [place[1:] for place in self.drift_path if place[0] == self.kept_step]
 

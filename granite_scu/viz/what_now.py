@@ -417,13 +417,12 @@ def _rate(run: Run) -> float | None:
 def _which(run: Run) -> str:
     """Where the adapter is that one should take."""
     best, end = run.metrics.get("best_val_step"), run.metrics.get("steps")
-    if scale := scaled_by(run.metrics):
-        kept = f"that of the last step, scaled by {scale:.2f}; unscaled, in final/, it drifted further"
-        return f"It lies in {place(run)}, and is {kept}."
+    scaled = f", scaled by {scale:.2f}" if (scale := scaled_by(run.metrics)) else ""
     if not (is_number(best) and is_number(end)) or best == end:
-        return f"It lies in {place(run)}."
+        kept = f", and is that of the last step{scaled}; unscaled, in final/, it drifted further" if scaled else ""
+        return f"It lies in {place(run)}{kept}."
     worse = "drifted further, or validated worse" if run.holds_drift else "validated worse"
-    return f"It lies in {place(run)}, and is that of step {best:,}. That of the last step, in final/, {worse}."
+    return f"It lies in {place(run)}, and is that of step {best:,}{scaled}. That of the last step, in final/, {worse}."
 
 
 def _try(run: Run, found: Verdict) -> Iterator[Advice]:

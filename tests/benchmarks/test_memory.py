@@ -13,7 +13,7 @@ def test_the_cases_of_the_presets_are_those_that_a_gpu_can_compute():
     small = (*plain, "--4bit-quantization", "--lora-r=8")
     assert memory.preset_cases(devices.T4) == [
         ("whole", "fp16", 1, 1024, small),
-        ("whole", "fp16", 1, 1536, small),
+        ("whole", "fp16", 1, 1792, small),
         ("whole", "fp16", 2, 1024, plain),
         ("whole", "fp16", 2, 1024, small),
         ("whole", "fp16", 3, 768, plain),

@@ -55,7 +55,7 @@ class BestAdapter(L.Callback):
         """
         record = read_json(copy / RECORD) if (copy / RECORD).is_file() else None
         self.val_bpt, self.step = (record["val_bpt"], record["step"]) if record else (None, None)
-        self.drift = record.get("drift") if record else None
+        self.drift = record.get("drift", record.get("drift_held_out")) if record else None  # its former name
         if record and self.budget is not None and self.drift is None:
             self.drift = math.inf  # it was not finite
         if not write:
@@ -76,15 +76,16 @@ class BestAdapter(L.Callback):
         One whose score is not finite is never saved.
         """
         self.latest, self.latest_step = val_bpt, trainer.global_step
-        self.take(trainer, module, val_bpt, self._steered() if self._steered else None)
+        self.take(trainer, module, val_bpt, self._steered() if self._steered else None, trainer.global_step)
 
-    def take(self, trainer: L.Trainer, module: GraniteModule, val_bpt: float, drift: float | None) -> bool:
-        """Whether no adapter before is better than that in the model, which validates and drifts so; if so, save it."""
+    def take(self, trainer: L.Trainer, module: GraniteModule, val_bpt: float, drift: float | None, step: int) -> bool:
+        """Whether no adapter before is better than that in the model, of this step, which validates and drifts so; if
+        so, save it."""
         better = self._in_question(val_bpt) and (
             self.val_bpt is None or self._rank(val_bpt, drift) < self._rank(self.val_bpt, self.drift)
         )
         if better:
-            self.val_bpt, self.step, self.drift = val_bpt, trainer.global_step, drift
+            self.val_bpt, self.step, self.drift = val_bpt, step, drift
             if trainer.is_global_zero:
                 self._save(module)
         return better

@@ -49,7 +49,7 @@ class DriftMeter(L.Callback):
         self._turns: dict[str, list] | None = None  # before a checkpoint
         self.stuck = 0  # ticks in a row that lambda has been at its upper bound and drift above the budget
         self.scale = 1.0
-        self._steered = math.inf
+        self._steered: float | None = None  # at the latest tick
 
     def on_fit_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
         # Before GracefulStop waits for the end of a step: the base model may write for minutes, which Ctrl-C ends.
@@ -72,7 +72,7 @@ class DriftMeter(L.Callback):
     def on_tick(self, tick: ControlTick, trainer: L.Trainer, module: GraniteModule) -> None:
         """Say, once, that lambda cannot rise any further and drift is still above the budget."""
         record = tick.record
-        self._steered = record["drift"]
+        self._steered = math.inf if record["drift"] is None else record["drift"]
         if record["held"] or self.stuck == IN_A_ROW:
             return
         above = rests_at(record, self.high) and record["drift"] > MARGIN * self.budget
@@ -84,16 +84,21 @@ class DriftMeter(L.Callback):
                         *figures)  # fmt: skip
 
     def steered(self) -> float:
-        """The share of drift at the latest tick, on the text that steers: a validation need not read any other."""
-        return self._steered
+        """The share of drift at the latest tick, on the text that steers: a validation reads none but before the first
+        tick."""
+        return self.read().share if self._steered is None else self._steered
 
     def read(self) -> Drift:
         """Drift of the model as it is on what the loop never sees. Every rank calls this."""
         assert self.held
         return self.held.held_out.read()
 
-    def fit(self, module: GraniteModule, found: Drift) -> Drift:
-        """Scale what the adapter has learned by as much as brings its drift to the budget, and remember by how much.
+    def holds(self, found: Drift) -> bool:
+        """Whether this is within the budget."""
+        return found.share <= MARGIN * self.budget
+
+    def fit(self, module: GraniteModule, found: Drift) -> tuple[Drift, float]:
+        """Scale what the adapter has learned by as much as brings its drift to the budget.
 
         A loop that holds drift on some texts may end a tenth above the budget on others, with an adapter that has
         learned most of what it could, where of those within it the last is from the first steps.
@@ -103,10 +108,10 @@ class DriftMeter(L.Callback):
             found: what ``read`` found of it.
 
         Returns:
-            drift of the scaled adapter, or of one that is within the budget as it is.
+            drift of the scaled adapter, and by how much it was scaled: 1 where it is within the budget as it is.
         """
-        if found.share <= MARGIN * self.budget:
-            return found
+        if self.holds(found):
+            return found, 1.0
         learned, read = [factor.detach().clone() for factor in module.factors], [found]
 
         def share_of(part: float) -> float:
@@ -114,8 +119,8 @@ class DriftMeter(L.Callback):
             read.append(self.read())
             return read[-1].share
 
-        self.scale = part_within(self.budget, found.share, share_of)
-        return read[-1]
+        scale = part_within(self.budget, found.share, share_of)
+        return read[-1], scale
 
     def summary(self, found: Drift, history: Sequence[dict]) -> dict[str, Any]:
         """For ``scu_metrics.json``; says where drift is not within the budget.
@@ -130,7 +135,7 @@ class DriftMeter(L.Callback):
             what the kept adapter's update was multiplied by.
         """
         last = history[-1] if history else {}
-        within = found.share <= MARGIN * self.budget
+        within = self.holds(found)
         bound = "upper" if last and rests_at(last, self.high) else "lower" if self._rested(history) else None
         if not within:
             at_bound = f": lambda is at its upper bound of {self.high:g}" if bound == "upper" else ""
@@ -156,7 +161,7 @@ class DriftMeter(L.Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._turns = {name: state[name] for name in ("latest", "ages")}
-        self.stuck, self._steered = state.get("stuck", 0), state.get("steered", math.inf)
+        self.stuck, self._steered = state.get("stuck", 0), state.get("steered")
 
     def _rested(self, history: Sequence[dict]) -> bool:
         """Whether lambda was at its lower bound all through the second half."""

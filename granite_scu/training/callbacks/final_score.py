@@ -104,32 +104,38 @@ class FinalScore(L.Callback):
     def _fit_budget(self, trainer: L.Trainer, module: GraniteModule, meter: DriftMeter) -> Drift:
         """Have what is kept within the budget of drift on text that the loop did not see.
 
-        Where the best adapter is not, or the last one validates better but drifted beyond it, as much of the last as is
-        within is considered. The last adapter is in the model before and after.
+        As much of the best adapter as is within takes its place where it is not, and as much of the last one does so
+        where that validates better. The last adapter is in the model before and after.
 
         Returns:
             drift of the adapter that is kept.
         """
         best, last = self.best, [factor.detach().clone() for factor in module.factors]
-        is_last = trainer.strategy.broadcast(best.step) == trainer.global_step
-        of_last = meter.read() if is_last else None
-        if of_last is None:
+        of_best, step = trainer.strategy.broadcast(best.step), trainer.global_step
+        if of_best != step:
             best.restore(trainer, module)
-        found = of_last or meter.read()
+        found = meter.read()
         best.drift = found.share
+        if not meter.holds(found):
+            found = self._fitted(trainer, module, meter, found, of_best) or found
+        if of_best != step and trainer.strategy.broadcast(best.missed_the_latest):
+            module.put(last)
+            found = self._fitted(trainer, module, meter, meter.read(), step) or found
         module.put(last)
-        if not trainer.strategy.broadcast(best.missed_the_latest):
-            return found
-        of_last = of_last or meter.read()
-        if not math.isfinite(of_last.share):
-            return found
-        fitted = meter.fit(module, of_last)
-        taken = best.take(trainer, module, self._validated(trainer, module), fitted.share)
-        module.put(last)
-        if trainer.strategy.broadcast(taken):
-            return fitted
-        meter.scale = 1.0
         return found
+
+    def _fitted(
+        self, trainer: L.Trainer, module: GraniteModule, meter: DriftMeter, found: Drift, step: int
+    ) -> Drift | None:
+        """Drift of as much of the adapter in the model as is within the budget; None where another is better."""
+        if not math.isfinite(found.share):
+            return None
+        fitted, scale = meter.fit(module, found)
+        taken = self.best.take(trainer, module, self._validated(trainer, module), fitted.share, step)
+        if not trainer.strategy.broadcast(taken):
+            return None
+        meter.scale = scale
+        return fitted
 
     def _validated(self, trainer: L.Trainer, module: GraniteModule) -> float:
         some = islice(trainer.datamodule.val_dataloader(), int(trainer.limit_val_batches))

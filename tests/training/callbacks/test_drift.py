@@ -4,6 +4,7 @@ import json
 import logging
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -22,7 +23,9 @@ from granite_scu.control.laws.base import Output
 from granite_scu.control.loop import ControlLoop
 from granite_scu.evaluation.general_text import Document, GeneralText, batches
 from granite_scu.model.drift import Drift, GeneralPart, part_within
+from granite_scu.training.callbacks.best_adapter import BestAdapter
 from granite_scu.training.callbacks.drift import DriftMeter
+from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.throughput import Stopwatch
 from granite_scu.training.controller import drift_law, with_bounds
@@ -176,6 +179,38 @@ def test_what_ends_beyond_the_budget_is_scaled_to_it_and_kept(tmp_path):
     for name, factor in kept.items():
         torch.testing.assert_close(factor, last[name] * (found["scale"] if ".lora_B." in name else 1))
     assert f"scaled by {found['scale']:.2f}" in which_adapter(summary)
+
+
+@pytest.mark.parametrize(("of_last", "step", "scaled"), [(2.4, 40, True), (1.7, 400, False)])
+def test_the_best_adapter_is_scaled_where_unseen_text_has_it_beyond_the_budget(
+    make_module, tmp_path, of_last, step, scaled
+):
+    """The last one, within, takes its place only where it validates better."""
+    module = make_module()
+    first = [torch.ones_like(factor) for factor in module.factors]
+
+    class Meter(DriftMeter):
+        def read(self) -> Drift:  # of the best 2.5 %, as the square of its size
+            return Drift(0.025 * 3.0 * float(module.factors[1].detach().mean()) ** 2, 3.0, 100)
+
+    meter = Meter(lambda *_: general_text(), 0.02, (1e-3, 1e3), 32, 32, 0)
+    best = BestAdapter(tmp_path / "best", 0.02, meter.steered)
+    trainer = SimpleNamespace(
+        global_step=40, is_global_zero=True, strategy=SimpleNamespace(broadcast=lambda found: found)
+    )
+    for at, size, val_bpt, steered in ((40, 1.0, 1.8, 0.019), (400, 0.5, of_last, 0.03)):
+        module.put([size * factor for factor in first])
+        trainer.global_step, meter._steered = at, steered
+        best.consider(trainer, module, val_bpt)
+    final = FinalScore(None, None, best, None, None, None, drift=meter)
+
+    def size() -> float:
+        return float(module.factors[1].detach().mean())
+
+    final._validated = lambda *_: 1.85 if best.step == 40 and size() > 0.6 else of_last
+    found = final._fit_budget(trainer, module, meter)
+    assert (best.step, best.drift) == (step, found.share) and meter.holds(found) and (meter.scale < 1) == scaled
+    torch.testing.assert_close(list(module.factors), [0.5 * factor for factor in first])
 
 
 @given(st.floats(1.11, 30), st.floats(1, 4), st.floats(1e-4, 0.5))
