@@ -174,12 +174,17 @@ def holm(p: Mapping[str, float], of: int, level: float = 1 - LEVEL) -> set[str]:
 
 
 def processor_seconds(of: Of, rivals: Of, finished: Finished) -> float:
-    """Training's, over the rivals'."""
-    return mean(lambda mine, _, theirs: mine["train_cpu_s"] / theirs["train_cpu_s"], of, rivals, finished)
+    """Training's, over the rivals', of the seeds that both were trained with on the same processor."""
+
+    def ratio(mine: Line, _: str, theirs: Line) -> float:
+        one = mine.get("processor") == theirs.get("processor")
+        return mine["train_cpu_s"] / theirs["train_cpu_s"] if one else math.nan
+
+    return mean(ratio, of, rivals, finished)
 
 
 def mean(figure: Callable[[Line, str, Line], float], of: Of, beside: Of, finished: Finished) -> float:
-    """Of bases and tasks, and of the seeds that both have and that did not diverge.
+    """Of bases and tasks, and of the seeds that both have and that did not diverge; a figure that is nan is left out.
 
     Args:
         figure: of an adapter's run, its name, and the other's run.
@@ -189,7 +194,8 @@ def mean(figure: Callable[[Line, str, Line], float], of: Of, beside: Of, finishe
     of_tasks = []
     for key, seeds in shared([of, beside], finished).items():
         lines = [[finished[replace(each[key].cell, seed=seed)] for each in (of, beside)] for seed in seeds]
-        of_tasks.append([figure(mine, of[key].point, theirs) for mine, theirs in lines
-                         if "points" in mine and "points" in theirs])  # fmt: skip
-    means = [np.mean(figures) for figures in of_tasks if figures]
+        figures = np.array([figure(mine, of[key].point, theirs) for mine, theirs in lines
+                            if "points" in mine and "points" in theirs])  # fmt: skip
+        of_tasks.append(figures[~np.isnan(figures)])
+    means = [np.mean(figures) for figures in of_tasks if len(figures)]
     return float(np.mean(means)) if means else float("nan")

@@ -19,6 +19,7 @@ from benchmarks.learning_rates_data import Lesson
 from granite_scu import Request
 from granite_scu.config.errors import Diverged
 from granite_scu.evaluation import general_text
+from granite_scu.hardware.detection import detect
 from granite_scu.model import loading
 from granite_scu.model.description_length import weighted_penalty
 from granite_scu.model.mamba2 import mamba
@@ -72,6 +73,7 @@ def run(cell: Cell, name: str, folder: Path, device: str) -> Line:
     return {
         "digest": digest(cell.task),
         "device": device,
+        "processor": detect(device).name,
         "steps": summary["steps"],
         "step_tokens": prepared.length.tokens_per_step,
         "tokens": summary["steps"] * prepared.length.tokens_per_step,

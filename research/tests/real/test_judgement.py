@@ -113,6 +113,10 @@ def test_processor_seconds_are_of_all_seeds_that_both_have(finished):
         if cell.arm == "auto" and cell.seed:
             line["train_cpu_s"] = 20.0
     assert processor_seconds(judged.arms[AUTO], judged.plain, finished) == pytest.approx(9 / 5)
+    for cell, line in finished.items():
+        if cell.arm == "auto" and cell.seed > 2:
+            line["processor"] = "another"
+    assert processor_seconds(judged.arms[AUTO], judged.plain, finished) == pytest.approx(5 / 3)
 
 
 def test_tables_and_pictures_are_made(finished, tmp_path, capsys):
