@@ -1,5 +1,6 @@
 """What the finished runs of a stage say of two adapters: differences in points, paired over seeds and documents."""
 
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
