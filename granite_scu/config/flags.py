@@ -173,7 +173,8 @@ _SHOWN: dict[str, dict[str, Any]] = {
     "trainer.deterministic": {"kind": bool},
     "run.gpus": {"default": "one, or all with --multi-gpu"},
     "control.controller": {
-        "help": f"the law that sets lambda: {', '.join(CONTROLLERS)}; or a class, package.module:Class"
+        "default": "none, or pi where a setting of a controller is given",
+        "help": f"the law that sets lambda: {', '.join(CONTROLLERS)}; or a class, package.module:Class",
     },
     "control.target_s": {
         "help": "setpoint S* as a share, such as 0.1 or 10%; auto finds it during the run, from the slope of the "

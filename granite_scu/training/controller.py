@@ -1,6 +1,5 @@
 """The controller of a run: refused early where no text and no length can change it, settled when both are known."""
 
-import logging
 import math
 from typing import Any
 
@@ -16,8 +15,6 @@ from granite_scu.config.settings import (
     intervals_of,
 )
 from granite_scu.storage.recording import read_recording
-
-_log = logging.getLogger(__name__)
 
 
 def build_controller(config: ControlConfig, total_steps: int | None = None) -> control.Controller:
@@ -81,15 +78,6 @@ def _recording(config: ControlConfig, total_steps: int | None) -> dict[str, Any]
         return read_recording(config.replay, total_steps, config.every, acting)
     except ValueError as error:
         raise UserError(f"--replay {config.replay}: {error}") from error
-
-
-def without_validation(request: Request) -> Request:
-    """The request for a run that validates on nothing: plain LoRA, unless its law needs no held-out text."""
-    config = request.control
-    if config.controller != "pi" or config.target_s != control.AUTO or request.drift.max_drift:
-        return request
-    _log.warning("nothing is held out to validate on, by which S* would be found: plain LoRA (--controller none)")
-    return request.with_values({"control.controller": "none"})
 
 
 def check_held_out(blocks: int, batch_size: int, processes: int) -> None:

@@ -13,7 +13,6 @@ from granite_scu.config.settings import (
     DEFAULT_RATE,
     DEFAULT_STEPS,
     DEFAULT_WARMUP,
-    MIN_TICKS,
     usual_every,
 )
 from granite_scu.control.units import counted
@@ -170,7 +169,7 @@ def settle(
     chosen += [_rate(width, fills), _warmup(steps)]
     if cut.validation:
         chosen += _validation(text, cut, usual, given, batch, steps, processes)
-    chosen += _control(text, cut, given, batch * processes, steps)
+    chosen += _control(given, steps)
     return [choice for choice in chosen if choice.key not in given]
 
 
@@ -283,22 +282,12 @@ def _validation(
     return [Choice("run.eval_steps", every, why), Choice("trainer.limit_val_batches", batches)]
 
 
-def _control(text: Text | None, cut: Cut, given: Mapping[str, Any], blocks: int, steps: int) -> list[Choice]:
-    """The ticks; and no controller, where nobody asked for one and it helps nothing or cannot find its setpoint."""
+def _control(given: Mapping[str, Any], steps: int) -> list[Choice]:
+    """The ticks; and plain LoRA where nobody asked for a controller, for it learned as much in less time
+    (research/evidence/real/findings.md)."""
     asked = any(key.startswith("control.") and key != "control.every" for key in given) or (
         "run.stop_at_equilibrium" in given or "drift.max_drift" in given
     )
     if asked:
         return [Choice("control.every", usual_every(steps))]
-    ticks = Choice("control.every", DEFAULT_EVERY)
-    every = given.get("control.every", DEFAULT_EVERY)
-    if text and text.chats:
-        why = "it taught fewer facts from chats (guide: Learning rate)"
-    elif steps < every * MIN_TICKS:
-        why = f"it takes {every * MIN_TICKS} steps to find the adapter's best size, and the run has {steps}"
-    elif cut.validation < blocks:
-        found, are = counted(cut.held_out, "document"), "is" if cut.held_out == 1 else "are"
-        why = f"{found} to validate on {are} too few for it to follow" if cut.held_out else "nothing is held out"
-    else:
-        return [ticks]
-    return [ticks, Choice("control.controller", "none", f"plain LoRA, no controller: {why}")]
+    return [Choice("control.every", DEFAULT_EVERY), Choice("control.controller", "none")]

@@ -12,7 +12,6 @@ from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.streaming import StreamedDataModule
 from granite_scu.model import loading
 from granite_scu.training import defaults
-from granite_scu.training.controller import without_validation
 
 log = logging.getLogger(__name__)
 
@@ -36,30 +35,9 @@ def fit_to_text(
         processes: that train.
 
     Raises:
-        UserError: the text cannot be read, makes no blocks, or holds nothing out for what needs it.
+        UserError: the text cannot be read, or makes no blocks.
     """
     data.read(tokenizer, loading.embedding_rows(config), request.base.name)
-    request, chosen = fitted(request, data, tokenizer, config, processes)
-    if not data.holds_out("validation"):
-        request = without_validation(request)
-    return request, chosen
-
-
-def fitted(
-    request: Request, data: TextDataModule, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, processes: int
-) -> tuple[Request, list[str]]:
-    """The request with every setting that follows from the data, and why each is what it is, a line each.
-
-    Args:
-        request: what was asked for.
-        data: read; is cut into blocks here.
-        tokenizer: of the model.
-        config: of the model.
-        processes: that train.
-
-    Raises:
-        UserError: the text makes no blocks.
-    """
     given = {key: value for key in request.given if (value := _value(request, key)) is not None}
     accumulated = request.trainer.accumulate_grad_batches
     usual = defaults.Usual(request.data.batch_size, accumulated, request.data.block_size)

@@ -29,8 +29,6 @@ about twice its mean for a variance (KL is half the variance where both are clos
 errors where d = z sqrt(2 d). Where documents differ much in what they gain, chance reaches further."""
 _MAX_NAMED = 3
 """Lost answers that are named."""
-_STEERED = 300
-"""Optimizer steps of a run on text below which the default is plain LoRA: the controller has too few ticks."""
 _HIGHEST = 1e-3
 """Learning rate above which no higher one is suggested."""
 _MUCH = 0.1
@@ -502,15 +500,11 @@ def _validated(run: Run) -> float | None:
 
 def _shorter(run: Run, best: int, end: int) -> Advice:
     text = f"The validation was best at step {best:,} of {end:,}. What came later fitted the training text alone."
-    control = section(run.settings, "control")
-    if end < _STEERED or _of_chats(run) or (control.get("controller") == "pi" and control.get("target_s") == "auto"):
-        return Advice("Train for fewer steps", text, _again(run, _for(run, best / end, best)))
-    text += " The default controller keeps the adapter at the size that held-out text asks for."
-    return Advice("Try the default controller", text, _again(run, "--controller pi --target-s auto"))
+    return Advice("Train for fewer steps", text, _again(run, _for(run, best / end, best)))
 
 
 def _of_chats(run: Run) -> bool:
-    """Whether it was trained on conversations: plain LoRA is their default."""
+    """Whether it was trained on conversations."""
     return bool(section(run.settings, "data_summary").get("conversations") or section(run.metrics, "answers"))
 
 

@@ -51,7 +51,7 @@ def adapted(model, taught):
 
 @pytest.fixture(scope="module")
 def whole(typed, model, text, folder):
-    """Folder of a short run on text under the default controller, which nothing interrupted."""
+    """Folder of a short run on text, which nothing interrupted."""
     typed("train", "--model", model, *on_text(text, folder / "whole"))
     return folder / "whole"
 

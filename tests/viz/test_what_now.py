@@ -9,8 +9,6 @@ from granite_scu.evaluation.answer_score import wilson
 from granite_scu.viz.run_folder import read_run
 from granite_scu.viz.what_now import place, verdict, what_now, where
 
-DEFAULT = {"controller": "pi", "target_s": "auto"}
-
 
 def advice(folder, history=None, validations=(), metrics=METRICS, **changes):
     """By title, what a run of these asks for."""
@@ -57,25 +55,17 @@ def test_an_adapter_that_is_no_better_is_not_to_be_used(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("validations", "control", "title", "flags"),
+    ("validations", "title", "flags"),
     [
-        ([(100, 6.1), (200, 6.0), (300, 5.95)], DEFAULT, "Train longer", "--max-steps 800"),
-        ([(100, 5.7), (200, 6.0), (300, 5.95)], DEFAULT, "Train for fewer steps", "--max-steps 100"),
-        ([(26, 0.002), (200, 0.001), (400, 0.001)], DEFAULT, "Train for fewer steps", "--max-steps 26"),
-        ([(100, 5.7), (200, 6.0)], {}, "Try the default controller", "--controller pi --target-s auto"),
-        ([], DEFAULT, "Validate more often", "--eval-steps 80"),
+        ([(100, 6.1), (200, 6.0), (300, 5.95)], "Train longer", "--max-steps 800"),
+        ([(100, 5.7), (200, 6.0), (300, 5.95)], "Train for fewer steps", "--max-steps 100"),
+        ([(26, 0.002), (200, 0.001), (400, 0.001)], "Train for fewer steps", "--max-steps 26"),
+        ([], "Validate more often", "--eval-steps 80"),
     ],
 )
-def test_where_the_validation_was_best_says_what_to_try(tmp_path, validations, control, title, flags):
-    found = advice(tmp_path / "demo", validations=validations, control=control)
+def test_where_the_validation_was_best_says_what_to_try(tmp_path, validations, title, flags):
+    found = advice(tmp_path / "demo", validations=validations)
     assert found[title].command.endswith(f"--output-dir runs/demo-2 {flags}")
-
-
-def test_after_chats_whose_default_is_plain_lora_fewer_steps_are_advised(tmp_path):
-    found = advice(
-        tmp_path / "demo", validations=[(100, 5.7), (200, 6.0)], control={}, data_summary={"conversations": 9}
-    )
-    assert "Train for fewer steps" in found and "Try the default controller" not in found
 
 
 def test_another_run_neither_replaces_one_nor_goes_on_from_one(tmp_path):
@@ -115,7 +105,7 @@ def validated_on(tokens: int) -> dict:
 )
 def test_two_validations_are_told_apart_where_chance_is_not_their_difference(tmp_path, tokens, values, title):
     metrics = METRICS | {"steps": 56, "final_val_bpt": values[-1][1]}
-    found = advice(tmp_path / "demo", validations=values, metrics=metrics, control=DEFAULT, **validated_on(tokens))
+    found = advice(tmp_path / "demo", validations=values, metrics=metrics, **validated_on(tokens))
     assert {"Train longer", "Train for fewer steps"} & set(found) == ({title} if title else set())
 
 
