@@ -63,6 +63,7 @@ ASKING = ["--test-run", "--check-requirements", "--dry-run", "--json", "--debug"
 
 # Where --help says in words what the default is, which is worked out later or reads otherwise.
 PROMISED = {
+    "--controller": "none, or pi where a setting of a controller is given",
     "--data-dir": "wikitext-2 from the hub",
     "--lora-targets": "all",
     "--validation-data": "held out of --data-dir",

@@ -135,12 +135,6 @@ def test_auto_continues_from_a_checkpoint_as_if_it_had_not_stopped(auto, launch,
     assert whole == rest
 
 
-def test_the_setpoint_is_found_where_none_is_given(launch, corpus):
-    argv = ("--model", "tiny-granite-h", "--accelerator", "cpu", "--data-dir", corpus, "--block-size", 64)
-    out = done(launch, *argv, "--batch-size", 1, "--max-steps", 1000, "--dry-run", "--json")
-    assert json.loads(out)["target_s"] == "auto: moved at every tick"
-
-
 def test_where_auto_could_not_act_it_is_refused(launch, corpus, tmp_path):
     words = "--target-s auto: acts after each 2 optimizer steps (--control-every), and the run has"
     for more in ((), ("--dry-run",)):
