@@ -79,7 +79,9 @@ def test_a_mixture_is_predicted_with_and_without_adapters_of_its_experts(small_m
     base, lora = BaseConfig(small_mixture), LoraConfig(rank=8, experts=experts)
     setting = replace(SETTING, base=base, lora=lora, block_size=256)
     footprint = memory.predict(loading.load_model_config(small_mixture), setting)
-    assert footprint.step == pytest.approx(counted(setting), rel=0.05)
+    mask = 4 * setting.batch_size * setting.block_size**2  # predicted whole; attention on a CPU makes it chunk by chunk
+    real = counted(setting)
+    assert 0.99 * real <= footprint.step <= real + mask
     trained = [p for p in real_module(setting).parameters() if p.requires_grad]
     assert footprint.adapters == 4 * sum(p.nbytes for p in trained)
 
