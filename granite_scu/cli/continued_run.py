@@ -35,6 +35,7 @@ def settings_of_the_run(given: dict[str, Any]) -> list[Layer]:
     given.setdefault("run.overwrite", False)  # that it replaced another run once does not mean that it may again
     given.setdefault("run.output_dir", str(folder))
     if given.get("run.auto_batch_size"):  # the file has the batch that was found, which the run keeps
+        log.info("--auto-batch-size: the batch that was found is kept")
         for key in ("run.auto_batch_size", "data.batch_size", "trainer.accumulate_grad_batches"):
             given.pop(key, None)
     _find_files(given, settings, folder)
