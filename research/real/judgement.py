@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks import cells
+from research.real import grid
 from research.real.evidence import Difference, Judged, Of, difference, holm, kept, processor_seconds, reference
 from research.real.grid import ARMS, SEEDS, Cell, Finished, Stage, free_rival, scaled_rival, validation
 
@@ -16,6 +17,8 @@ AUTO, MIDDLE = ("auto", 0.0), ("drift", 0.02)
 RIVALS = {"F": free_rival, "F'": scaled_rival}
 """The free rivals of a loop."""
 HYPOTHESES = 8
+OF_F = {"H5", "H6", "H7"}
+"""Those that compare with F."""
 Arm = tuple[str, float]
 
 
@@ -160,10 +163,9 @@ class Judgement:
 
     def drift_leaves(self) -> list[Criterion]:
         """Whether the loop goes: by one of these; none where there are no runs of every budget."""
-        against_free = {"H5", "H6", "H7"}
-        if not against_free <= self.hypotheses.keys():
+        if not self.hypotheses.keys() >= OF_F:
             return []
-        lower = sorted(against_free & self.shown)
+        lower = sorted(OF_F & self.shown)
         found = [Criterion("no budget costs less on the four texts than F", ", ".join(lower) or "none", not lower)]
         if "H8" in self.hypotheses and (learned := self.more("test", self.one_kl, self.arms[MIDDLE])):
             as_much = learned.estimate.mean <= 1.0
@@ -175,13 +177,13 @@ class Judgement:
             )
         return found
 
-    @property
-    def complete(self) -> bool:
-        """Whether every arm has every base and task of the stage, and what is compared five seeds."""
+    def complete(self, *hypotheses: str) -> bool:
+        """Whether these have every base and task of the stage and five seeds; those about F, all arms that it is of."""
         tasks = len(self.stage.bases) * len(self.stage.tasks)
-        of_all = all(len(each.found.by_task) == tasks and each.found.seeds == len(SEEDS)
-                     for each in self.hypotheses.values())  # fmt: skip
-        return len(self.hypotheses) == HYPOTHESES and of_all and all(len(of) == tasks for of in self.arms.values())
+        of = [self.hypotheses.get(name) for name in hypotheses]
+        compared = all(each and len(each.found.by_task) == tasks and each.found.seeds == len(SEEDS) for each in of)
+        rivals = [self.arms[arm] for arm in self.arms if arm[0] in grid.RIVALS] if OF_F & {*hypotheses} else []
+        return compared and all(len(adapters) == tasks for adapters in rivals)
 
     def _shown(self, name: str) -> Criterion:
         return Criterion(f"{name}: {self.hypotheses[name].says}", _told(self, name), name in self.shown)

@@ -7,21 +7,22 @@ from rich.table import Table
 
 from research.real.evidence import Difference, Key, Of, count, difference, mean, processor_seconds, shared
 from research.real.grid import Finished, adapter, interior
-from research.real.judgement import BUDGETS, MIDDLE, RIVALS, Arm, Criterion, Judgement
+from research.real.judgement import BUDGETS, MIDDLE, OF_F, RIVALS, Arm, Criterion, Judgement
 
 
 def auto(judgement: Judgement, console: Console) -> None:
     """Should ``--target-s auto`` be a default, or in the package at all?"""
-    _say("auto becomes the default", judgement.of_auto(), judgement.complete, console)
-    _say("auto leaves the package", judgement.auto_leaves(), judgement.complete, console, any)
+    _say("auto becomes the default", judgement.of_auto(), judgement.complete("H1"), console)
+    _say("auto leaves the package", judgement.auto_leaves(), judgement.complete("H1"), console, any)
 
 
 def drift(judgement: Judgement, console: Console) -> None:
     """Should ``--max-drift`` be a default, at which budget, or in the package at all?"""
     for number, budget in enumerate(BUDGETS):
         criteria = judgement.of_budget(number)
-        _say(f"a budget of {budget:.0%} could be the default", criteria, judgement.complete, console)
-    _say("drift leaves the package", judgement.drift_leaves(), judgement.complete, console, any)
+        complete = judgement.complete(f"H{2 + number}", f"H{5 + number}")
+        _say(f"a budget of {budget:.0%} could be the default", criteria, complete, console)
+    _say("drift leaves the package", judgement.drift_leaves(), judgement.complete(*sorted(OF_F), "H8"), console, any)
 
 
 def _say(what: str, criteria: list[Criterion], complete: bool, console: Console,

@@ -79,17 +79,23 @@ def test_the_criteria_say_what_the_runs_say(finished):
     assert judged.shown == {"H2", "H3", "H4", "H5", "H6", "H7"}
     assert [criterion.met for criterion in judged.of_auto()] == [False, False, True, True, None]
     assert all(criterion.met is not False for number in range(3) for criterion in judged.of_budget(number))
-    assert (
-        judged.complete
-        and judged.auto_leaves()[0].met
-        and not any(criterion.met for criterion in judged.drift_leaves())
-    )
+    assert judged.complete(*judged.hypotheses)
+    assert judged.auto_leaves()[0].met and not any(criterion.met for criterion in judged.drift_leaves())
 
 
 def test_of_no_run_nothing_is_said():
     judged = Judgement(STAGE, {})
     assert judged.of_auto() == judged.of_budget(0) == judged.auto_leaves() == judged.drift_leaves() == []
-    assert not judged.complete
+    assert not judged.complete("H1")
+
+
+def test_a_question_is_decided_when_all_runs_that_it_asks_for_are_there(finished):
+    without_kl = Judgement(STAGE, {cell: line for cell, line in finished.items() if cell.arm != "kl"})
+    assert without_kl.complete("H1", "H3", "H6") and not without_kl.complete("H8")
+    without_replay = Judgement(STAGE, {cell: line for cell, line in finished.items() if cell.arm != "replay"})
+    assert without_replay.complete("H1") and not without_replay.complete("H6")  # F may be an adapter of replay
+    four = Judgement(STAGE, {cell: line for cell, line in finished.items() if (cell.arm, cell.seed) != ("auto", 4)})
+    assert not four.complete("H1")
 
 
 def test_what_stands_beside_r_is_of_the_same_tasks_and_without_a_task_nothing_is_decided(finished, capsys):
