@@ -6,7 +6,7 @@
     python benchmarks/controller_overhead.py --max-drift 2% --model embedded --accumulated 1 --control-every 3 \\
         --batch 8 --length 64                                     a step of a hundred chats; text: --length 512
 
-Ours is a run as a user gets it: the default controller, which finds its setpoint, with a tick every ten steps of four
+Ours is a run as a user gets it: `--target-s auto`, which finds its setpoint, with a tick every ten steps of four
 micro-batches, the penalty's gradient in every step, history and log. Theirs is the same run without the callback that
 measures and steers S, at lambda = 0. The sides take turns of ten steps, one tick among them, each in a process of its
 own; ``ours_s`` and ``theirs_s`` are medians over the turns of the mean time of a step, and ``overhead`` is

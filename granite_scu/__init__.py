@@ -1,4 +1,4 @@
-"""Fine-tune IBM Granite with LoRA while a feedback controller sets the regularisation strength.
+"""Fine-tune IBM Granite with LoRA; on request a feedback controller holds drift or the adapter's size.
 
 A run from Python, on the embedded model. ``prepare`` takes the command's flags and refuses what cannot be done,
 ``train`` writes the run folder:

@@ -14,7 +14,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.own_python import NOT_FROM_HERE
 
 PROGRAM = "granite-scu"
-ABOUT = "Fine-tune IBM Granite with LoRA while a controller sets the strength of the regularisation."
+ABOUT = "Fine-tune IBM Granite with LoRA; on request a feedback controller holds drift or the adapter's size."
 EXAMPLES = (
     f"{PROGRAM} train --test-run                                try it: two minutes on a CPU, nothing is downloaded",
     f"{PROGRAM} plan --data-dir my_texts/ --hardware gpu_4090   what a run would take",

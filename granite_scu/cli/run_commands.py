@@ -5,7 +5,7 @@ from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.flags import COMMONEST, OF_SCORING
 
 ABOUT = {
-    "train": "Fine-tune IBM Granite with LoRA while a controller sets the strength of the regularisation, lambda.",
+    "train": "Fine-tune IBM Granite with LoRA; on request a feedback controller holds drift or the adapter's size.",
     "plan": "Say what a run would do, how long it would take and in how much memory. Nothing is trained or written.",
     "check": "Say what a run needs and what this machine lacks for it. Exit code 0 where it can start, 1 where not.",
     "fit": "Fine-tune a model as YAML files and dotted keys say. Of defaults, preset, files and keys the last wins.",

@@ -177,10 +177,11 @@ _SHOWN: dict[str, dict[str, Any]] = {
         "help": f"the law that sets lambda: {', '.join(CONTROLLERS)}; or a class, package.module:Class",
     },
     "control.target_s": {
+        "default": "none, or auto where another setting of pi is given",
         "help": "setpoint S* as a share, such as 0.1 or 10%; auto finds it during the run, from the slope of the "
-        "held-out loss"
+        "held-out loss",
     },
-    "control.every": {"default": "10, fewer in a short run"},
+    "control.every": {"default": "10, fewer in a short run with a controller"},
     "control.controller_args": {"default": "none"},
     "prior.n_tokens": {"default": "supervised tokens of the training set"},
     "run.save_steps": {"default": "half of the run, 500 at most"},

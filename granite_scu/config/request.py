@@ -197,7 +197,7 @@ def check_budget(drift: DriftConfig, control: ControlConfig, run: RunConfig) -> 
     one = "the loop holds either drift or S"
     for flag, value, usual, why in (
         ("--target-s", control.target_s, "auto", one),
-        ("--controller", control.controller, "pi", "drift is held by pi"),
+        ("--controller", control.controller, "pi", "drift is held by --controller pi"),
         ("--actuator", control.actuator, "loss", "drift is held through the loss"),
         ("--stop-at-equilibrium", run.stop_at_equilibrium, None, one),
     ):
@@ -222,8 +222,8 @@ def check_equilibrium_stop(config: ControlConfig) -> None:
         raise UserError(f"--stop-at-equilibrium: --controller {config.controller} {reason}; use --early-stopping")
     if config.target_s == AUTO:
         raise UserError(
-            "--stop-at-equilibrium: --target-s auto moves the setpoint, so S never settles; use --early-stopping, or "
-            "give a setpoint, such as 10%"
+            "--stop-at-equilibrium: --target-s auto moves the setpoint, so S never settles; give a setpoint, such as "
+            "--target-s 10%, or use --early-stopping, which plain LoRA has too"
         )
     if isinstance(config.target_s, float) and (1 + Equilibrium.band) * config.target_s >= 1:
         reason = f"its band of {Equilibrium.band:.0%} reaches to 1, which S cannot cross, so nothing can be shown"

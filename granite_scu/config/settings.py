@@ -328,7 +328,7 @@ class LoraConfig(Group):
 
 @dataclass(frozen=True)
 class OptimizerConfig(Group):
-    """AdamW, by default without weight decay: the penalty that lambda steers is the only regularisation.
+    """AdamW, by default without weight decay: only a controller regularises, where one is asked for.
 
     Attributes:
         learning_rate: peak rate; null follows from the width of the model, and 1e-4 where the data fill a long run.
@@ -595,8 +595,8 @@ class ControlConfig(Group):
     Attributes:
         controller: name of the law, one of ``CONTROLLERS``, or where its class is, as ``package.module:Class``.
         target_s: the setpoint S*, a share such as 0.1 or 10%, or auto: pi's setpoint is moved at every tick by the
-            slope of the held-out loss. No share serves all data and models (docs/research/results.md), so none is the
-            default. A law without a setpoint ignores it.
+            slope of the held-out loss. No share serves all data and models (docs/research/results.md), so pi
+            takes none by default. A law without a setpoint ignores it.
         every: optimizer steps between ticks; null takes 10, and fewer in a short run.
         kp: proportional gain: change of ln lambda per unit of error, which pi takes in the logit of S.
         ki: integral gain, per tick.
@@ -779,7 +779,7 @@ def check_slopes(every: int, steps: int) -> None:
         longer = "train for longer (--num-epochs, or fewer --gradient-accumulation-steps)"
         raise UserError(
             f"--target-s auto: acts after each {every} optimizer steps (--control-every), and the run has {steps}; "
-            f"{longer}, {ticks}leave the controller out: --controller none"
+            f"{longer}, {ticks}train plain LoRA: --controller none"
         )
 
 

@@ -93,10 +93,11 @@ def check_held_out(blocks: int, batch_size: int, processes: int) -> None:
     """
     if blocks < batch_size * processes:
         each = f" in each of {processes} processes" if processes > 1 else ""
+        fewer = f"set --batch-size {blocks // processes}, " if blocks >= processes else ""
         raise UserError(
             f"--target-s auto: a tick reads a micro-batch of {batch_size} validation blocks{each}, and the text makes "
-            f"{blocks}; give more text, set --batch-size {blocks // processes}, give a setpoint, such as --target-s "
-            "0.1, or leave the controller out: --controller none"
+            f"{blocks}; give more text or --validation-data, {fewer}give a setpoint, such as --target-s 0.1, or train "
+            "plain LoRA: --controller none"
         )
 
 

@@ -61,7 +61,7 @@ def prepare(
     request, base = open_base(request, resume, tokenizer)
     request, machine, measured = settle_machine(request, base, card)
 
-    # The text, and what nobody gave of blocks, steps, rate and controller, fitted to it.
+    # The text, and what nobody gave of blocks, steps and rate, fitted to it.
     data, console, block = data or build_data(request), console or Console(), request.data.block_size
     say(f"reading the text {request.data.named}", console)
     request, chosen = fit_to_text(request, data, base.tokenizer, base.config, machine.world_size)

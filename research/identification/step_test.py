@@ -104,7 +104,9 @@ def _law(asked: ControlConfig, resume: str | None, amplitude: float, factor: flo
     if asked.controller not in control.CONTROLLERS:
         build_controller(asked)  # says which there are
     if asked.controller != "pi":
-        raise UserError(f"--control.controller {asked.controller}: identify finds gains of pi; leave it out")
+        raise UserError(
+            f"--control.controller {asked.controller}: identify finds gains of pi; give --control.controller pi"
+        )
     if asked.target_s == "auto":
         raise UserError("--control.target_s: identify works at one operating point; give a ratio, for example 0.02")
     if not asked.target_s * factor < 1:

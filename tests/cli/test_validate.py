@@ -150,7 +150,7 @@ def test_what_the_parser_understands_is_let_through(given, tmp_path):
     ("given", "words"),
     [
         (["--target-s", "10%"], "--max-drift 2%: the loop holds either drift or S; leave out --target-s 10%, or"),
-        (["--controller", "none"], "drift is held by pi; leave out --controller none, or --max-drift"),
+        (["--controller", "none"], "drift is held by --controller pi; leave out --controller none, or --max-drift"),
         (["--actuator", "decoupled"], "leave out --actuator decoupled, or --max-drift"),
         (["--stop-at-equilibrium", "30"], "leave out --stop-at-equilibrium 30, or --max-drift"),
         (["--general-data", "nowhere.jsonl"], "--general-data nowhere.jsonl: no such file or folder"),

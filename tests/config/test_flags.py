@@ -63,6 +63,7 @@ ASKING = ["--test-run", "--check-requirements", "--dry-run", "--json", "--debug"
 
 # Where --help says in words what the default is, which is worked out later or reads otherwise.
 PROMISED = {
+    "--target-s": "none, or auto where another setting of pi is given",
     "--controller": "none, or pi where a setting of a controller is given",
     "--data-dir": "wikitext-2 from the hub",
     "--lora-targets": "all",
@@ -89,7 +90,7 @@ PROMISED = {
     "--torch-compile": "auto",
     "--gradient-checkpointing": "auto",
     "--memory-fraction": "what is needed",
-    "--control-every": "10, fewer in a short run",
+    "--control-every": "10, fewer in a short run with a controller",
     "--n-tokens": "supervised tokens of the training set",
     "--save-steps": "half of the run, 500 at most",
     "--eval-steps": "a fifth to a tenth of the run, 200 at most",
