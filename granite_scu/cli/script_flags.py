@@ -204,6 +204,9 @@ def layers_of(asked: dict[str, Any], dotted: bool = False) -> Layers:
         below += settings_of_the_run(given)
     files = [config_layers.of_file(name) for name in _listed(asked.get("config"))]
     flags = config_layers.Layer(config_layers.A_FLAG, given | keys)
+    law = [file.values["control.controller"] for file in files if "control.controller" in file.values]
+    if law[-1:] == ["none"] and "control.target_s" in flags.values:  # a setpoint asks for what follows it
+        flags.values.setdefault("control.controller", "pi")
     return Layers(below, [*files, flags], _preset(_listed(asked.get("hardware"))), dotted=dotted)
 
 

@@ -328,6 +328,15 @@ def test_a_run_that_looked_for_its_batch_is_continued_by_the_same_flags(tmp_path
     assert script(*asked, "--output-dir", str(tmp_path), *CONTINUES).data.batch_size == 2
 
 
+@pytest.mark.parametrize(("law", "found"), [("none", "pi"), ("fixed", "fixed")])
+def test_a_setpoint_over_the_file_of_a_plain_run_asks_for_a_controller(law, found, tmp_path):
+    (tmp_path / "config.yaml").write_text(f"control: {{controller: {law}, target_s: auto}}")
+    asked = "--config", str(tmp_path / "config.yaml")
+    assert script(*asked).control.controller == law
+    assert script(*asked, "--target-s", "0.1").control.controller == found
+    assert script(*asked, "--target-s", "0.1", "--controller", "none").control.controller == "none"
+
+
 def test_the_configuration_that_a_run_writes_is_plain(tmp_path):
     (tmp_path / "config.yaml").write_text(script("--test-run", "--max-time", "00:01:00:00", "--bf16").yaml)
     yaml_files.check_plain(tmp_path / "config.yaml")
