@@ -7,8 +7,10 @@ over files, and a key over its flag.
 import argparse
 import difflib
 import itertools
+import logging
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
@@ -32,6 +34,8 @@ from granite_scu.config.flags import (
     switches,
 )
 from granite_scu.hardware import presets
+
+log = logging.getLogger(__name__)
 
 _ALIKE = 0.75
 """Of two names, difflib's ratio above which one may be a slip for the other; 0.6 takes --resume for --stream."""
@@ -204,10 +208,24 @@ def layers_of(asked: dict[str, Any], dotted: bool = False) -> Layers:
         below += settings_of_the_run(given)
     files = [config_layers.of_file(name) for name in _listed(asked.get("config"))]
     flags = config_layers.Layer(config_layers.A_FLAG, given | keys)
-    law = [file.values["control.controller"] for file in files if "control.controller" in file.values]
-    if law[-1:] == ["none"] and "control.target_s" in flags.values:  # a setpoint asks for what follows it
-        flags.values.setdefault("control.controller", "pi")
+    if "control.controller" not in flags.values:
+        files = _without_another_loop(files, flags)
     return Layers(below, [*files, flags], _preset(_listed(asked.get("hardware"))), dotted=dotted)
+
+
+def _without_another_loop(files: list[config_layers.Layer], flags: config_layers.Layer) -> list[config_layers.Layer]:
+    """The files less the control of a run that was plain, or had no budget of drift, where flags ask for what it did
+    not hold: its bounds and ticks were made for something else."""
+    held = {key: value for file in files for key, value in file.values.items()}
+    plain = held.get("control.controller") == "none" and "control.target_s" in flags.values
+    free = held.get("drift.max_drift", "") is None and flags.values.get("drift.max_drift") is not None
+    if not plain and not free:
+        return files
+    log.info(
+        "%s: control as the file has it was for another run, and is left out", "--max-drift" if free else "--target-s"
+    )
+    kept = [{key: value for key, value in file.values.items() if not key.startswith("control.")} for file in files]
+    return [replace(file, values=values) for file, values in zip(files, kept, strict=True)]
 
 
 def _listed(value: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 """What describes a run: everything that was asked for."""
 
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import NoneType, UnionType
@@ -167,6 +167,9 @@ class Request:
         if parsed["lora"]["adapter"] is None:  # what nulls stand for; an adapter has its own
             lora = LoraConfig(**parsed["lora"].as_dict()).resolved()
             parsed["lora"]["rank"], parsed["lora"]["alpha"] = lora.rank, lora.alpha
+        given = frozenset(given)
+        if "control.controller" not in given and not _asks_for_control(given):
+            parsed["control"]["controller"] = "none"
         # Before the groups are built: what one says of itself may be beside the point here.
         check_budget(DriftConfig(**parsed["drift"].as_dict()), parsed["control"], parsed["run"])
         parser = settings_parser()
@@ -176,8 +179,16 @@ class Request:
             seed=parsed["seed_everything"],
             yaml=parser.dump(parsed, skip_none=False),
             hardware=hardware,
-            given=frozenset(given),
+            given=given,
         )
+
+
+def _asks_for_control(given: Collection[str]) -> bool:
+    """Whether a setting that was given has use for a controller. Plain LoRA learns as much in less time
+    (research/evidence/real/findings.md), so it is the default of all other runs."""
+    return any(key.startswith("control.") and key != "control.every" for key in given) or not (
+        {"run.stop_at_equilibrium", "drift.max_drift"}.isdisjoint(given)
+    )
 
 
 def check_budget(drift: DriftConfig, control: ControlConfig, run: RunConfig) -> None:

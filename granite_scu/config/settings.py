@@ -593,7 +593,8 @@ class ControlConfig(Group):
     Each controller takes the settings that it knows; null is its own default, found in its file in ``control``.
 
     Attributes:
-        controller: name of the law, one of ``CONTROLLERS``, or where its class is, as ``package.module:Class``.
+        controller: name of the law, one of ``CONTROLLERS``, or where its class is, as ``package.module:Class``. A
+            run for which no setting of a controller is given has none.
         target_s: the setpoint S*, a share such as 0.1 or 10%, or auto: pi's setpoint is moved at every tick by the
             slope of the held-out loss. No share serves all data and models (docs/research/results.md), so pi
             takes none by default. A law without a setpoint ignores it.

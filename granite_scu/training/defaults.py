@@ -59,7 +59,7 @@ VALIDATED = 50
 
 FITTED = (
     *("data.block_size", "data.batch_size", "trainer.accumulate_grad_batches", "trainer.limit_val_batches"),
-    *("optimizer.learning_rate", "optimizer.warmup_steps", "control.every", "control.controller", "run.eval_steps"),
+    *("optimizer.learning_rate", "optimizer.warmup_steps", "control.every", "run.eval_steps"),
 )
 """Settings that are fitted to the data, beside the length."""
 
@@ -139,9 +139,15 @@ def block_size(text: Text, usual: Usual, processes: int = 1) -> Choice | None:
 
 
 def settle(
-    text: Text | None, cut: Cut, usual: Usual, given: Mapping[str, Any], width: int, processes: int = 1
+    text: Text | None,
+    cut: Cut,
+    usual: Usual,
+    given: Mapping[str, Any],
+    width: int,
+    processes: int = 1,
+    controlled: bool = False,
 ) -> list[Choice]:
-    """What is not given of a run's length, steps, learning rate, validation and controller.
+    """What is not given of a run's length, steps, learning rate, validation and ticks.
 
     Args:
         text: that is trained on; None for a stream, which nobody has counted: it gets the guides' values.
@@ -150,6 +156,7 @@ def settle(
         given: what the user gave, by dotted key.
         width: of the model's hidden states.
         processes: that train.
+        controlled: whether a controller acts; without one S is only measured.
     """
     chosen: list[Choice] = []
     batch, accumulation = _step(text, cut, usual, given, processes) if text else (usual.batch, usual.accumulation)
@@ -169,7 +176,7 @@ def settle(
     chosen += [_rate(width, fills), _warmup(steps)]
     if cut.validation:
         chosen += _validation(text, cut, usual, given, batch, steps, processes)
-    chosen += _control(given, steps)
+    chosen.append(Choice("control.every", usual_every(steps) if controlled else DEFAULT_EVERY))
     return [choice for choice in chosen if choice.key not in given]
 
 
@@ -280,14 +287,3 @@ def _validation(
     documents = counted(cut.held_out, "conversation" if text and text.chats else "document")
     why = f"validation every {counted(every, 'step')}: on {of} blocks, {documents}"
     return [Choice("run.eval_steps", every, why), Choice("trainer.limit_val_batches", batches)]
-
-
-def _control(given: Mapping[str, Any], steps: int) -> list[Choice]:
-    """The ticks; and plain LoRA where nobody asked for a controller, for it learned as much in less time
-    (research/evidence/real/findings.md)."""
-    asked = any(key.startswith("control.") and key != "control.every" for key in given) or (
-        "run.stop_at_equilibrium" in given or "drift.max_drift" in given
-    )
-    if asked:
-        return [Choice("control.every", usual_every(steps))]
-    return [Choice("control.every", DEFAULT_EVERY), Choice("control.controller", "none")]

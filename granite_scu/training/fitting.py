@@ -46,9 +46,8 @@ def fit_to_text(
     cut = defaults.Cut(
         request.data.block_size, data.train.n_blocks, data.validation.n_blocks, data.validation.n_documents
     )
-    chosen = defaults.settle(
-        text, cut, usual, given, getattr(config, "hidden_size", 0) or defaults.RATE_WIDTH, processes
-    )
+    width, controlled = getattr(config, "hidden_size", 0) or defaults.RATE_WIDTH, request.control.controller != "none"
+    chosen = defaults.settle(text, cut, usual, given, width, processes, controlled)
     if len(data.train) < request.data.batch_size and "data.batch_size" in given:
         few = counted(len(data.train), "training block")
         log.warning("%s for --batch-size %d: a batch has some several times", few, request.data.batch_size)

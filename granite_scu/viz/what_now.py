@@ -8,7 +8,6 @@ from itertools import count
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from granite_scu.config.settings import usual_every
 from granite_scu.viz.run_folder import Run
 from granite_scu.viz.settling import unsettled
 from granite_scu.viz.words import is_number, percent, quantity, section, short, signed
@@ -384,11 +383,7 @@ def _damaged(run: Run, read: str) -> Iterator[Advice]:
         "It has lost what the base model knew. A budget of drift keeps the model near what it was on general text. It "
         "may learn less, and what is near your data changes all the same."
     )
-    flags = _budget_flag(run.metrics)
-    if not is_number(_given_budget(run.metrics)):  # the file of this run has what held something else, or nothing
-        every = f"--control-every {usual_every(run.metrics['steps'])} " if is_number(run.metrics.get("steps")) else ""
-        flags = f"--controller pi --target-s auto {every}{flags}"
-    yield Advice(title, text, _again(run, flags))
+    yield Advice(title, text, _again(run, _budget_flag(run.metrics)))
     text = (
         "General chats among yours (here general.jsonl), best with the base model's own answers, keep what they are "
         f"about ({_GUIDE})."

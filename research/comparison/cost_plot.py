@@ -17,15 +17,15 @@ from matplotlib.ticker import MultipleLocator, NullFormatter
 from granite_scu.viz import style
 from research.comparison.plot import draw_file
 
-DEFAULT = "the default"
+AUTO = "--target-s auto"
 WAYS = {
-    "pi-auto-stopped": DEFAULT,
+    "pi-auto-stopped": AUTO,
     "early-stopping": "early stopping",
     "pi-at-45-stopped": "S* = 45 %",
     "cascade-stopped": "cascade",
     "cosine-stopped": "best of four falling λ",
-    "fixed-at-auto-mean-stopped": "the default's mean λ",
-    "replay-of-auto-stopped": "the default's λ of another seed",
+    "fixed-at-auto-mean-stopped": "auto's mean λ",
+    "replay-of-auto-stopped": "auto's λ of another seed",
     "swept λ, stopped early": "best of six λ",
 }
 """What is drawn, and in whose words. The adapter is the best validated one. The same sweep at its last step is 0."""
@@ -87,20 +87,20 @@ def plot_costs(results: dict[str, Any]) -> Figure:
 
 def _draw(axes: Axes, x: float, mean: float, worst: float, label: str, place: float) -> None:
     """A way at its cost: mean, worst, and its name above them, at ``place``."""
-    default = label == DEFAULT
-    colour = style.VERMILION if default else style.BLUE
+    of_auto = label == AUTO
+    colour = style.VERMILION if of_auto else style.BLUE
     top = min(worst, _TOP)
     axes.plot([x, x], [min(mean, _TOP), top], color=colour, linewidth=1.2)
     if worst > _TOP:
         label += f": mean {mean:.0f} %, worst {worst:.0f} %" if mean > _TOP else f": worst {worst:.0f} %"
     else:
         axes.plot(x, worst, "_", color=colour, markersize=9)
-    marker = "^" if mean > _TOP else "D" if default else "o"
+    marker = "^" if mean > _TOP else "D" if of_auto else "o"
     axes.plot(x, min(mean, _TOP), marker, color=colour, markersize=9, linestyle="none")
     axes.plot([x, x], [top, place], color=style.GREY, linewidth=0.8, linestyle=":", zorder=0)
     axes.annotate(
         label, (x, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=style.TICKS,
-        color=colour if default else style.INK,
+        color=colour if of_auto else style.INK,
     )  # fmt: skip
 
 

@@ -44,12 +44,12 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
     written = [folder / "comparison.json", folder / "comparison.md"]
     if results["tasks"]:
         from granite_scu.viz.style import drawing, save, save_all
-        from research.comparison.cost_plot import DEFAULT, plot_costs, ways
+        from research.comparison.cost_plot import AUTO, plot_costs, ways
         from research.comparison.plot import plot_comparison
 
         with drawing("a picture", f"python -m research.comparison.plot {folder / 'comparison.json'}"):
             written += save_all(plot_comparison(results), folder)
-            if DEFAULT in ways(results):
+            if AUTO in ways(results):
                 written += save(plot_costs(results), folder / "cost")
     return written
 

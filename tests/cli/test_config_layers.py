@@ -337,6 +337,12 @@ def test_a_setpoint_over_the_file_of_a_plain_run_asks_for_a_controller(law, foun
     assert script(*asked, "--target-s", "0.1", "--controller", "none").control.controller == "none"
 
 
+def test_what_the_file_of_a_run_held_makes_way_for_a_budget_of_drift(tmp_path):
+    (tmp_path / "config.yaml").write_text(script("--target-s", "10%", "--lambda-max", "10").yaml)
+    found = script("--config", str(tmp_path / "config.yaml"), "--max-drift", "2%")
+    assert found.control == script("--max-drift", "2%").control
+
+
 def test_the_configuration_that_a_run_writes_is_plain(tmp_path):
     (tmp_path / "config.yaml").write_text(script("--test-run", "--max-time", "00:01:00:00", "--bf16").yaml)
     yaml_files.check_plain(tmp_path / "config.yaml")

@@ -34,7 +34,9 @@ def test_what_no_setting_takes_is_refused(settings):
 
 def test_it_knows_what_differs_from_the_defaults():
     usual = {"run.early_stopping"}
-    assert set(Request.from_dotted(SETTINGS).changed) == SETTINGS.keys() - usual
+    asked_for = {"control.controller"}  # by a setting of one
+    assert set(Request.from_dotted(SETTINGS).changed) == SETTINGS.keys() - usual | asked_for
+    assert not Request.from_dotted({"control.every": 3}).changed[1:]
     arguments = ["--base.name=tiny-granite-h", "--lora.rank=16"]
     assert translate(arguments)[0].request().changed == ["base.name"], "a rank of 16 is the default's"
 

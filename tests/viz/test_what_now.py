@@ -193,9 +193,7 @@ def test_a_run_that_lost_what_the_base_knew_is_neither_better_nor_to_be_longer(t
     found = advice(tmp_path / "demo", validations=values, metrics=metrics)
     assert list(found) == ["Do not use this adapter for anything but your data", "Or mix in general chats"]
     held, mixed = found.values()
-    assert held.command.endswith(
-        "--output-dir runs/demo-2 --controller pi --target-s auto --control-every 10 --max-drift 5%"
-    )
+    assert held.command.endswith("--output-dir runs/demo-2 --max-drift 5%")
     assert "--output-dir runs/demo-3 --data-dir" in mixed.command and "general.jsonl --data-weights" in mixed.command
     assert "better" not in held.text + mixed.text + str(verdict(metrics, 1e-3))
     again = advice(tmp_path / "again", validations=values, metrics=metrics | moved(0.018, 0.02))

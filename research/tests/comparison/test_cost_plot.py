@@ -2,7 +2,7 @@
 
 import pytest
 
-from research.comparison.cost_plot import DEFAULT, plot_costs, ways
+from research.comparison.cost_plot import AUTO, plot_costs, ways
 
 
 def line(name: str, seconds: float, *excess: float) -> dict:
@@ -25,7 +25,7 @@ def results() -> dict:
 
 
 def test_only_ways_that_were_run_on_all_tasks_are_drawn(results):
-    assert set(ways(results)) == {"early stopping", "one λ = 0.03, the best afterwards", DEFAULT}
+    assert set(ways(results)) == {"early stopping", "one λ = 0.03, the best afterwards", AUTO}
     with pytest.raises(ValueError, match="on all tasks"):
         plot_costs({"tasks": [{}, {}], "overview": results["overview"][4:]})
 
@@ -38,4 +38,4 @@ def test_each_way_is_a_point_at_its_cost_and_what_lies_far_above_is_written(resu
     ((seconds, height),) = points["^"]
     assert seconds == 1.0 and height < 5  # at the edge, with its number in words
     labels = [text.get_text() for text in axes.texts]
-    assert "one λ = 0.03, the best afterwards: mean 5 %, worst 9 %" in labels and DEFAULT in labels
+    assert "one λ = 0.03, the best afterwards: mean 5 %, worst 9 %" in labels and AUTO in labels
