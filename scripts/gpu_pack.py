@@ -26,7 +26,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-import tomllib
+try:
+    import tomllib
+except ImportError:
+    print("gpu_pack.py: takes Python 3.11 or newer, to read pyproject.toml; name another python", file=sys.stderr)
+    sys.exit(2)
 
 ROOT = Path(__file__).parents[1]
 MANIFEST, KEPT, SITE = "manifest.json", "parts", "site"

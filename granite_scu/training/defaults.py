@@ -53,6 +53,10 @@ MIN_BLOCKS_OF_TEXT = 50
 MIN_VALIDATIONS, MAX_VALIDATIONS, MAX_EVAL_STEPS = 5, 10, 500
 """Validations of a run, one an epoch between these; and the most optimizer steps between two."""
 
+TOKENS_OF_A_TICK, USUAL_DRIFT_TICKS = 2048, 15
+"""Tokens to train on between two readings of general text, which then cost a twenty-fourth of the run's time, unless
+that left fewer ticks."""
+
 VALIDATED = 50
 """Micro-batches of the guides' size that a validation reads at most."""
 
@@ -146,6 +150,7 @@ def settle(
     width: int,
     processes: int = 1,
     controlled: bool = False,
+    holds_drift: bool = False,
 ) -> list[Choice]:
     """What is not given of a run's length, steps, learning rate, validation and ticks.
 
@@ -157,6 +162,7 @@ def settle(
         width: of the model's hidden states.
         processes: that train.
         controlled: whether a controller acts; without one S is only measured.
+        holds_drift: whether its ticks read general text.
     """
     chosen: list[Choice] = []
     batch, accumulation = _step(text, cut, usual, given, processes) if text else (usual.batch, usual.accumulation)
@@ -176,7 +182,10 @@ def settle(
     chosen += [_rate(width, fills), _warmup(steps)]
     if cut.validation:
         chosen += _validation(text, cut, usual, given, batch, steps, processes)
-    chosen.append(Choice("control.every", usual_every(steps) if controlled else DEFAULT_EVERY))
+    every, tokens = usual_every(steps) if controlled else DEFAULT_EVERY, batch * accumulation * processes * cut.block
+    if holds_drift:
+        every = max(every, min(math.ceil(TOKENS_OF_A_TICK / tokens), steps // USUAL_DRIFT_TICKS))
+    chosen.append(Choice("control.every", every))
     return [choice for choice in chosen if choice.key not in given]
 
 

@@ -47,7 +47,8 @@ def fit_to_text(
         request.data.block_size, data.train.n_blocks, data.validation.n_blocks, data.validation.n_documents
     )
     width, controlled = getattr(config, "hidden_size", 0) or defaults.RATE_WIDTH, request.control.controller != "none"
-    chosen = defaults.settle(text, cut, usual, given, width, processes, controlled)
+    holds_drift = request.drift.max_drift is not None
+    chosen = defaults.settle(text, cut, usual, given, width, processes, controlled, holds_drift)
     if len(data.train) < request.data.batch_size and "data.batch_size" in given:
         few = counted(len(data.train), "training block")
         log.warning("%s for --batch-size %d: a batch has some several times", few, request.data.batch_size)

@@ -38,8 +38,7 @@ def main() -> int:
     stage = of_shard(STAGES[options.stage], options.shard)
     if options.list:
         finished = cells.read(options.results, Cell.of)
-        cells.show(finished, finished, console)
-        cells.show(to_do(stage, finished), finished, console)
+        cells.show(cells.chosen([*finished, *to_do(stage, finished)], options.only), finished, console)
         return 0
     if options.table or options.chart:
         if options.shard != ALL:

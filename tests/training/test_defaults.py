@@ -87,6 +87,22 @@ def test_the_rate_falls_with_the_models_width():
 
 
 @pytest.mark.parametrize(
+    ("steps", "block", "controlled", "holds_drift", "every"),
+    [
+        (48, 64, False, False, 10),
+        (48, 64, True, False, 1),
+        (48, 64, True, True, 3),  # 512 tokens a step: four would leave 12 ticks
+        (400, 64, True, True, 10),
+        (136, 256, True, True, 4),  # as many tokens as one reading takes
+    ],
+)
+def test_ticks_that_read_general_text_are_further_apart(steps, block, controlled, holds_drift, every):
+    given = {"trainer.max_steps": steps, "data.batch_size": 8, "trainer.accumulate_grad_batches": 1}
+    found = settle(CHATS[80], Cut(block, 80, 9, 9), GUIDES, given, 576, 1, controlled, holds_drift)
+    assert {choice.key: choice.value for choice in found}["control.every"] == every
+
+
+@pytest.mark.parametrize(
     "given",
     [
         {"trainer.max_steps": 7},
