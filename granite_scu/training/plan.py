@@ -7,13 +7,14 @@ import torch
 
 from granite_scu import hardware
 from granite_scu.config.request import Request
-from granite_scu.config.settings import IGNORED, SHORT_PRECISIONS, listed
+from granite_scu.config.settings import DEFAULT_EVERY, IGNORED, SHORT_PRECISIONS, listed
 from granite_scu.control.units import counted, duration, per_cent
 from granite_scu.data.workers import errors_in_one_line
 from granite_scu.hardware.machine import Machine
 from granite_scu.hardware.peaks import printed_peak
 from granite_scu.hardware.presets import CARDS
 from granite_scu.model import loading, memory, step_time
+from granite_scu.model.drift import anchor_tokens, steering_tokens
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.training import memory_budget
 from granite_scu.training.callbacks.samples import MAX_SECONDS
@@ -112,15 +113,23 @@ def _share_adapted(run: PreparedRun) -> str:
 
 
 def _seconds(run: PreparedRun, here: bool) -> float | None:
-    """Of what is left of training and its validations, and of the scores of base and adapter on the test text."""
+    """Of what is left of training, of what its controller reads, of validations, and of the scores of base and adapter
+    on the test text."""
     machine, length = run.machine, run.length
     done = run.resume.step if run.resume else 0
-    learned = (length.steps - done) * length.tokens_per_step
+    block, every = run.request.data.block_size, run.request.control.every or DEFAULT_EVERY
+    steps, ticks = length.steps - done, (length.steps - done) // every
+    learned = steps * length.tokens_per_step
     blocks = validations(length.steps, done, run.intervals.validation) * run.validation_blocks
-    validated = (blocks + run.scored_blocks) * run.request.data.block_size
+    read = (blocks + run.scored_blocks) * block
+    if run.request.drift.max_drift is not None:
+        learned += steps * anchor_tokens(length.tokens_per_step)
+        read += ticks * steering_tokens(length.tokens_per_step * every)
+    elif run.controller.needs_slopes:
+        learned += ticks * run.request.data.batch_size * block * machine.world_size
     if (pace := _pace(run, here)) is None:
         return None
-    return (learned * pace.step + validated * pace.forward) / machine.world_size
+    return (learned * pace.step + read * pace.forward) / machine.world_size
 
 
 def _of_questions(run: PreparedRun) -> int:
@@ -204,7 +213,9 @@ def details(facts: dict[str, Any]) -> dict[str, str]:
     ceiling = facts["s_ceiling_estimate"]
     steered = facts["controller"] != "none" and facts.get("max_drift") is None
     largest = "" if ceiling is None else f"{per_cent(ceiling)}, by these learning rates and steps (estimate)"
+    free = facts["data"]["conversations"] and facts.get("max_drift") is None
     rows = {
+        "forgetting": "nothing holds it; --max-drift 5% does, in a longer run" if free else "",
         "memory is taken by": facts["memory_parts"].partition(": ")[2] + " (GiB)",
         "first batch": facts["first_batch"],
         "N": f"{facts['n_tokens']:,} tokens, over which S spreads the bits of the adapter" if steered else "",

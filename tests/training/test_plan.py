@@ -1,5 +1,7 @@
 """The plan of a run in words, and settings that do not go with its length."""
 
+from typing import Any
+
 import pytest
 from rich.console import Console
 
@@ -87,6 +89,13 @@ def test_of_plain_lora_a_plan_speaks_of_no_controller():
     assert {"N", "largest S"} <= details(facts | {"controller": "pi"}).keys()
 
 
+def test_of_chats_that_no_budget_holds_a_plan_says_so():
+    facts = FACTS | {"n_tokens": 9, "s_ceiling_estimate": 0.5, "first_batch": "4 x 8", "memory_parts": "GiB: weights 1"}
+    chats = facts | {"data": FACTS["data"] | {"conversations": True}}
+    assert "--max-drift" in details(chats)["forgetting"]
+    assert "forgetting" not in details(facts).keys() | details(chats | {"max_drift": 0.02}).keys()
+
+
 def test_a_plan_for_the_cpu_says_that_it_is_not_for_the_card_of_the_preset():
     here = {"device": "a CPU", "accelerator": "cpu", "device_is_here": True}
     on_cpu = describe(FACTS | here)["device"]
@@ -100,13 +109,17 @@ def test_the_time_counts_each_validation_and_its_batches_and_the_scores_at_the_e
         "trainer.max_steps": 100, "trainer.accumulate_grad_batches": 1, "optimizer.warmup_steps": 1,
     }  # fmt: skip
 
-    def seconds(every: int, batches: int) -> tuple[float, float]:
-        asked = {"run.eval_steps": every, "trainer.limit_val_batches": batches, "trainer.accelerator": "cuda"}
+    def seconds(every: int, batches: int, **more: Any) -> tuple[float, float]:
+        asked = more | {"run.eval_steps": every, "trainer.limit_val_batches": batches, "trainer.accelerator": "cuda"}
         run = prepare(Request.from_dotted(settings | asked), Console(quiet=True), card=card_of("gpu_4090"))
         # In steps of two blocks, of which a forward pass is half: base and adapter read each test block.
         return plan._seconds(run, here=False), len(run.data.test) / 2
 
     once, test = seconds(every=1000, batches=4)
+    # Of each step of 128 tokens 64 of general text, and at each 10th tick 256 that are read.
+    drift, _ = seconds(every=1000, batches=4, **{"drift.max_drift": "2%", "control.every": 10})
+    plain = 100 + 4 / 2 + test
+    assert drift / once == pytest.approx((plain + 100 * 64 / 128 + 10 * 256 / 128 / 2) / plain)
     assert seconds(every=10, batches=4)[0] / once == pytest.approx((100 + 10 * 4 / 2 + test) / (100 + 4 / 2 + test))
     assert seconds(every=10, batches=8)[0] / once == pytest.approx((100 + 10 * 8 / 2 + test) / (100 + 4 / 2 + test))
     assert [plan.validations(105, done, 20) for done in (0, 60, 105)] == [6, 3, 0]
