@@ -28,6 +28,14 @@ A_FLAG = "a flag"
 
 SEED = "seed_everything"
 
+NULLS = ("null", "Null", "NULL", "~")
+"""How YAML writes that a setting has no value."""
+
+
+def has_value(value: Any) -> bool:
+    """Whether what was given for a setting is more than a null."""
+    return value is not None and value not in NULLS
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -109,7 +117,7 @@ class Layers:
     def given(self) -> list[str]:
         """Dotted keys that the user gave a value; those of a preset, and of our layer for little memory, are not."""
         origins = self.origins
-        return [k for k, v in self.values.items() if v not in (None, "null") and not _is_for_a_card(origins[k])]
+        return [k for k, v in self.values.items() if has_value(v) and not _is_for_a_card(origins[k])]
 
     def request(self) -> Request:
         """The request, its preset applied, without a look at what it names.

@@ -33,6 +33,7 @@ from granite_scu.config.flags import (
     Flag,
     switches,
 )
+from granite_scu.config.request import asks_for_control
 from granite_scu.hardware import presets
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,9 @@ _ALIKE = 0.75
 
 LAYERS = ("test_run", "hardware", "config", "max_length", "bf16", "fp16")
 """What stands for more than one setting, or is another flag's short form."""
+
+OF_A_RUN = {"control.controller", "control.actuator", "control.measure"}
+"""Keys that the file of a run has, which has all, and hardly one that somebody wrote."""
 
 
 def build_parser(
@@ -202,30 +206,31 @@ def layers_of(asked: dict[str, Any], dotted: bool = False) -> Layers:
         given.setdefault("trainer.max_steps", -1)
     # --test-run changes defaults only, so its file lies below the preset; so does a continued run's.
     below = [config_layers.of_file(str(shipped.TEST_RUN))] if asked.get("test_run") else []
-    if below and "drift.max_drift" in given:
+    if below and config_layers.has_value((given | keys).get("drift.max_drift")):
         given.setdefault("control.target_s", "auto")  # it holds an S, which makes way for what is asked for
     if "run.resume" in given:
         below += settings_of_the_run(given)
     files = [config_layers.of_file(name) for name in _listed(asked.get("config"))]
     flags = config_layers.Layer(config_layers.A_FLAG, given | keys)
-    if "control.controller" not in flags.values:
-        files = _without_another_loop(files, flags)
+    if "run.resume" not in given:
+        files = [_without_another_loop(file, flags) for file in files]
     return Layers(below, [*files, flags], _preset(_listed(asked.get("hardware"))), dotted=dotted)
 
 
-def _without_another_loop(files: list[config_layers.Layer], flags: config_layers.Layer) -> list[config_layers.Layer]:
-    """The files less the control of a run that was plain, or had no budget of drift, where flags ask for what it did
-    not hold: its bounds and ticks were made for something else."""
-    held = {key: value for file in files for key, value in file.values.items()}
-    plain = held.get("control.controller") == "none" and "control.target_s" in flags.values
-    free = held.get("drift.max_drift", "") is None and flags.values.get("drift.max_drift") is not None
-    if not plain and not free:
-        return files
-    log.info(
-        "%s: control as the file has it was for another run, and is left out", "--max-drift" if free else "--target-s"
-    )
-    kept = [{key: value for key, value in file.values.items() if not key.startswith("control.")} for file in files]
-    return [replace(file, values=values) for file, values in zip(files, kept, strict=True)]
+def _without_another_loop(file: config_layers.Layer, flags: config_layers.Layer) -> config_layers.Layer:
+    """The file of a run less what controlled it, where flags ask for another controller: its bounds and ticks were made
+    for something else. A file that somebody wrote keeps what it has."""
+    asked = {key for key, value in flags.values.items() if config_layers.has_value(value)}
+    controller = file.values.get("control.controller")
+    budget = "drift.max_drift" in asked and file.values.get("drift.max_drift") is None
+    one = controller == "none" and asks_for_control(asked) and flags.values.get("control.controller") != "none"
+    if not (budget or one) or not file.values.keys() >= OF_A_RUN:
+        return file
+    log.warning("%s: what controlled that run is left out, for the flags ask for another controller", file.origin)
+    return replace(file, values={
+        key: value for key, value in file.values.items()
+        if not key.startswith("control.") and key != "run.stop_at_equilibrium"
+    })  # fmt: skip
 
 
 def _listed(value: Any) -> list[Any]:

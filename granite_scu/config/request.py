@@ -1,7 +1,7 @@
 """What describes a run: everything that was asked for."""
 
 import reprlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import NoneType, UnionType
@@ -153,7 +153,9 @@ class Request:
             parsed = parser.parse_object(nested(settings))
         except (jsonargparse.ArgumentError, TypeError) as error:
             raise _wrong(settings, str(error)) from error
-        given = [key for key, value in settings.items() if value is not None] if given is None else given
+        given = (
+            [key for key, value in _dotted(nested(settings)).items() if value is not None] if given is None else given
+        )
         return cls.from_parsed(parsed, hardware, given)
 
     @classmethod
@@ -168,7 +170,7 @@ class Request:
             lora = LoraConfig(**parsed["lora"].as_dict()).resolved()
             parsed["lora"]["rank"], parsed["lora"]["alpha"] = lora.rank, lora.alpha
         given = frozenset(given)
-        if "control.controller" not in given and not _asks_for_control(given):
+        if "control.controller" not in given and not asks_for_control(key for key in given if parsed[key] is not None):
             parsed["control"]["controller"] = "none"
         # Before the groups are built: what one says of itself may be beside the point here.
         check_budget(DriftConfig(**parsed["drift"].as_dict()), parsed["control"], parsed["run"])
@@ -183,12 +185,11 @@ class Request:
         )
 
 
-def _asks_for_control(given: Collection[str]) -> bool:
-    """Whether a setting that was given has use for a controller. Plain LoRA learns as much in less time
+def asks_for_control(given: Iterable[str]) -> bool:
+    """Whether one of the settings that were given has use for a controller. Plain LoRA learns as much in less time
     (research/evidence/real/findings.md), so it is the default of all other runs."""
-    return any(key.startswith("control.") and key != "control.every" for key in given) or not (
-        {"run.stop_at_equilibrium", "drift.max_drift"}.isdisjoint(given)
-    )
+    beside = "run.stop_at_equilibrium", "drift.max_drift"
+    return any(key in beside or (key.startswith("control.") and key != "control.every") for key in given)
 
 
 def check_budget(drift: DriftConfig, control: ControlConfig, run: RunConfig) -> None:
@@ -309,7 +310,8 @@ def _check_nulls(parsed: jsonargparse.Namespace) -> None:
     for key, hint in flags.HINTS.items():
         group, _, name = key.partition(".")
         if parsed[group][name] is None and NoneType not in get_args(hint):
-            raise UserError(f"--{key} null: must have a value; leave it out for the default, {flags.DEFAULTS[key]}")
+            usual = "none" if key == "control.controller" else flags.DEFAULTS[key]
+            raise UserError(f"--{key} null: must have a value; leave it out for the default, {usual}")
 
 
 def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:

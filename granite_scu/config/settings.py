@@ -36,7 +36,7 @@ DEFAULT_STEPS, DEFAULT_RATE, DEFAULT_WARMUP, DEFAULT_EVERY = 1000, 1e-4, 50, 10
 """The guides' steps, learning rate, warm-up and steps between ticks: of data that fill them (``training.defaults``)."""
 
 MIN_TICKS = 30
-"""Of a run whose controller was asked for."""
+"""Of a run whose controller was asked for; half as many of one that holds drift, whose ticks cost more."""
 
 
 def usual_every(steps: int) -> int:
@@ -594,7 +594,7 @@ class ControlConfig(Group):
 
     Attributes:
         controller: name of the law, one of ``CONTROLLERS``, or where its class is, as ``package.module:Class``. A
-            run for which no setting of a controller is given has none.
+            run has none that was given no setting of a controller but ``every``, and no budget of drift.
         target_s: the setpoint S*, a share such as 0.1 or 10%, or auto: pi's setpoint is moved at every tick by the
             slope of the held-out loss. No share serves all data and models (docs/research/results.md), so pi
             takes none by default. A law without a setpoint ignores it.

@@ -184,7 +184,8 @@ def settle(
         chosen += _validation(text, cut, usual, given, batch, steps, processes)
     every, tokens = usual_every(steps) if controlled else DEFAULT_EVERY, batch * accumulation * processes * cut.block
     if holds_drift:
-        every = max(every, min(math.ceil(TOKENS_OF_A_TICK / tokens), steps // USUAL_DRIFT_TICKS))
+        apart = min(DEFAULT_EVERY, math.ceil(TOKENS_OF_A_TICK / tokens))
+        every = max(every, min(apart, steps // USUAL_DRIFT_TICKS))
     chosen.append(Choice("control.every", every))
     return [choice for choice in chosen if choice.key not in given]
 

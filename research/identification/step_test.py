@@ -105,7 +105,7 @@ def _law(asked: ControlConfig, resume: str | None, amplitude: float, factor: flo
         build_controller(asked)  # says which there are
     if asked.controller != "pi":
         raise UserError(
-            f"--control.controller {asked.controller}: identify finds gains of pi; give --control.controller pi"
+            f"--control.controller {asked.controller}: identify finds gains of pi; give --control.target_s 0.02"
         )
     if asked.target_s == "auto":
         raise UserError("--control.target_s: identify works at one operating point; give a ratio, for example 0.02")
@@ -147,7 +147,7 @@ def _experiment(
         run=run,
         trainer=replace(request.trainer, max_steps=steps),
         seed=request.seed + shift,
-        given=request.given | {"trainer.max_steps", "control.every", "control.controller", "run.eval_steps"},
+        given=request.given | {"trainer.max_steps", "control.every", "run.eval_steps"},
     )
     prepared = replace(prepare(asked, console), controller=controller)
     if prepared.machine.world_size > 1:

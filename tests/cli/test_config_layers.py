@@ -328,19 +328,49 @@ def test_a_run_that_looked_for_its_batch_is_continued_by_the_same_flags(tmp_path
     assert script(*asked, "--output-dir", str(tmp_path), *CONTINUES).data.batch_size == 2
 
 
-@pytest.mark.parametrize(("law", "found"), [("none", "pi"), ("fixed", "fixed")])
-def test_a_setpoint_over_the_file_of_a_plain_run_asks_for_a_controller(law, found, tmp_path):
-    (tmp_path / "config.yaml").write_text(f"control: {{controller: {law}, target_s: auto}}")
-    asked = "--config", str(tmp_path / "config.yaml")
-    assert script(*asked).control.controller == law
-    assert script(*asked, "--target-s", "0.1").control.controller == found
-    assert script(*asked, "--target-s", "0.1", "--controller", "none").control.controller == "none"
+OTHER = "--target-s", "10%", "--lambda-max", "10"
 
 
-def test_what_the_file_of_a_run_held_makes_way_for_a_budget_of_drift(tmp_path):
-    (tmp_path / "config.yaml").write_text(script("--target-s", "10%", "--lambda-max", "10").yaml)
-    found = script("--config", str(tmp_path / "config.yaml"), "--max-drift", "2%")
-    assert found.control == script("--max-drift", "2%").control
+@pytest.fixture
+def run_file(tmp_path):
+    """The file of a run with these flags, as ``--config`` takes it; its ticks were settled by its data."""
+
+    def write(*flags: str) -> tuple[str, str]:
+        request = script(*flags).with_values({"control.every": 7})
+        (tmp_path / "run.yaml").write_text(request.yaml)
+        return "--config", str(tmp_path / "run.yaml")
+
+    return write
+
+
+@pytest.mark.parametrize("held", [(), OTHER, (*OTHER, "--stop-at-equilibrium", "30", "--deadband", "0")])
+@pytest.mark.parametrize("more", [(), ("--controller", "pi")])
+def test_what_controlled_a_run_makes_way_for_a_budget_of_drift(run_file, held, more, caplog):
+    asked = "--max-drift", "2%"
+    found = script(*run_file(*held), *asked, *more)
+    assert found.control == script(*asked).control and found.run.stop_at_equilibrium is None
+    assert "run.yaml: what controlled that run is left out" in caplog.text
+
+
+@pytest.mark.parametrize("asked", [("--target-s", "10%"), ("--kp", "3")])
+def test_over_the_file_of_a_plain_run_a_setting_asks_for_a_controller(run_file, asked):
+    assert script(*run_file(), *asked).control == script(*asked).control
+    assert script(*run_file(), *asked, "--controller", "none").control.controller == "none"
+
+
+def test_what_controls_a_run_is_kept_where_nothing_else_is_asked_for(run_file, tmp_path, caplog):
+    of_s, of_drift = script(*run_file(*OTHER)), script(*run_file("--max-drift", "2%", "--kp", "3"))
+    assert of_s.control.lambda_max == 10 and of_s.control.every == 7
+    assert script(*run_file(*OTHER), "--max-drift", "null").control == of_s.control
+    assert script(*run_file("--max-drift", "2%", "--kp", "3"), "--max-drift", "1%").control == of_drift.control
+    (tmp_path / "mine.yaml").write_text("control: {kp: 3, every: 4}")  # what somebody wrote
+    mine = script(*run_file(), "--config", str(tmp_path / "mine.yaml"), "--max-drift", "2%")
+    assert (mine.control.kp, mine.control.every) == (3, 4)
+    caplog.clear()
+    (tmp_path / "mine.yaml").write_text("control: {controller: none, every: 4}")
+    with pytest.raises(UserError, match="leave out --controller none"):
+        script("--config", str(tmp_path / "mine.yaml"), "--max-drift", "2%")
+    assert not caplog.text
 
 
 def test_the_configuration_that_a_run_writes_is_plain(tmp_path):

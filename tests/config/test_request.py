@@ -36,7 +36,25 @@ def test_it_knows_what_differs_from_the_defaults():
     usual = {"run.early_stopping"}
     asked_for = {"control.controller"}  # by a setting of one
     assert set(Request.from_dotted(SETTINGS).changed) == SETTINGS.keys() - usual | asked_for
-    assert not Request.from_dotted({"control.every": 3}).changed[1:]
+    assert Request.from_dotted({"control.every": 3}).changed == ["control.every"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "law"),
+    [
+        ({}, "none"),
+        ({"control.every": 3}, "none"),
+        ({"control.kp": "null", "drift.max_drift": None}, "none"),
+        ({"control.kp": 3}, "pi"),
+        ({"control": {"target_s": 0.1}}, "pi"),
+        ({"drift.max_drift": "2%"}, "pi"),
+        ({"control.target_s": 0.1, "run.stop_at_equilibrium": 30, "control.deadband": 0}, "pi"),
+        ({"control.controller": "none", "control.kp": 3}, "none"),
+    ],
+    ids=str,
+)
+def test_a_run_has_a_controller_where_a_setting_asks_for_one(settings, law):
+    assert Request.from_dotted(settings).control.controller == law
     arguments = ["--base.name=tiny-granite-h", "--lora.rank=16"]
     assert translate(arguments)[0].request().changed == ["base.name"], "a rank of 16 is the default's"
 

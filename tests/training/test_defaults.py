@@ -92,8 +92,9 @@ def test_the_rate_falls_with_the_models_width():
         (48, 64, False, False, 10),
         (48, 64, True, False, 1),
         (48, 64, True, True, 3),  # 512 tokens a step: four would leave 12 ticks
+        (100, 64, True, True, 4),  # 2,048 tokens
         (400, 64, True, True, 10),
-        (136, 256, True, True, 4),  # as many tokens as one reading takes
+        (999, 8, True, True, 10),
     ],
 )
 def test_ticks_that_read_general_text_are_further_apart(steps, block, controlled, holds_drift, every):
