@@ -103,12 +103,12 @@ def _law(asked: ControlConfig, resume: str | None, amplitude: float, factor: flo
     """The law that finds the operating point."""
     if asked.controller not in control.CONTROLLERS:
         build_controller(asked)  # says which there are
-    if asked.controller != "pi":
-        raise UserError(
-            f"--control.controller {asked.controller}: identify finds gains of pi; give --control.target_s 0.02"
-        )
     if asked.target_s == "auto":
         raise UserError("--control.target_s: identify works at one operating point; give a ratio, for example 0.02")
+    if asked.controller != "pi":
+        raise UserError(
+            f"--control.controller {asked.controller}: identify finds gains of pi; give --control.controller pi"
+        )
     if not asked.target_s * factor < 1:
         raise UserError(f"--step_test.step {factor}: takes S* {asked.target_s} beyond 1; choose a smaller one")
     low, high = asked.lambda_min, asked.lambda_max
