@@ -212,9 +212,22 @@ def layers_of(asked: dict[str, Any], dotted: bool = False) -> Layers:
         below += settings_of_the_run(given)
     files = [config_layers.of_file(name) for name in _listed(asked.get("config"))]
     flags = config_layers.Layer(config_layers.A_FLAG, given | keys)
-    if "run.resume" not in given:
+    if "run.resume" in given:
+        _refuse_another_loop(below, flags)
+    else:
         files = [_without_another_loop(file, flags) for file in files]
     return Layers(below, [*files, flags], _preset(_listed(asked.get("hardware"))), dotted=dotted)
+
+
+def _refuse_another_loop(continued: list[config_layers.Layer], flags: config_layers.Layer) -> None:
+    """Refuse a controller for a run of plain LoRA that continues: what asks for one would be without use."""
+    plain = any(run.values.get("control.controller") == "none" for run in continued)
+    values = {key: value for key, value in flags.values.items() if config_layers.has_value(value)}
+    for key in values if plain and values.get("control.controller") != "none" else ():
+        if asks_for_control([key]):
+            flag = NAMES.get(key, f"--{key}")
+            why = "the run that continues is plain LoRA, and stays so; leave it out, or start another run"
+            raise UserError(f"{flag}: {why}")
 
 
 def _without_another_loop(file: config_layers.Layer, flags: config_layers.Layer) -> config_layers.Layer:

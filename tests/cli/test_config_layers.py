@@ -358,6 +358,16 @@ def test_over_the_file_of_a_plain_run_a_setting_asks_for_a_controller(run_file, 
     assert script(*run_file(), *asked, "--controller", "none").control.controller == "none"
 
 
+@pytest.mark.parametrize("asked", [("--target-s", "10%"), ("--max-drift", "2%"), ("--control.kp", "3")])
+def test_a_run_of_plain_lora_that_continues_gets_no_controller(tmp_path, asked):
+    (tmp_path / "config.yaml").write_text(script().yaml)
+    again = "--output-dir", str(tmp_path), *CONTINUES
+    with pytest.raises(UserError, match=r"the run that continues is plain LoRA") as refused:
+        script(*again, *asked)
+    assert str(refused.value).startswith(asked[0].replace("--control.kp", "--kp"))
+    assert script(*again, *asked, "--controller", "none", "--max-drift", "null").control.controller == "none"
+
+
 def test_what_controls_a_run_is_kept_where_nothing_else_is_asked_for(run_file, tmp_path, caplog):
     of_s, of_drift = script(*run_file(*OTHER)), script(*run_file("--max-drift", "2%", "--kp", "3"))
     assert of_s.control.lambda_max == 10 and of_s.control.every == 7
