@@ -15,7 +15,7 @@ the learning rates widen until the best lies inside. Protocol: research/evidence
 
 import argparse
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 
@@ -35,10 +35,12 @@ def main() -> int:
     """Run the cells of a stage that are missing, or show them."""
     parser = build_parser()
     options, console = parser.parse_args(), make_console(width=WIDE)
-    stage = of_shard(STAGES[options.stage], options.shard)
+    stage = STAGES[options.stage]
+    tasks = of_shard(stage, options.shard)
     if options.list:
         finished = cells.read(options.results, Cell.of)
-        cells.show(cells.chosen([*finished, *to_do(stage, finished)], options.only), finished, console)
+        every = [*finished, *(cell for cell in to_do(stage, finished) if cell.task in tasks)]
+        cells.show(cells.chosen(every, options.only), finished, console)
         return 0
     if options.table or options.chart:
         if options.shard != ALL:
@@ -79,8 +81,8 @@ def train(options: argparse.Namespace, shard: str) -> None:
             line.pop("at_base", None)  # the same for all runs of a task: it is kept once
         return line
 
-    stage = of_shard(STAGES[options.stage], shard)
-    ready = upcoming(stage, options.results, options.only)
+    stage = STAGES[options.stage]
+    ready = upcoming(stage, of_shard(stage, shard), options.results, options.only)
     cells.run_each(ready, lambda cell: cell.base, here, options, make_console(width=WIDE))
 
 
@@ -98,20 +100,22 @@ def build_parser() -> Parser:
     return parser
 
 
-def of_shard(stage: Stage, shard: str) -> Stage:
-    """The stage with the tasks of a shard. All runs of a task are of one, for they follow from each other."""
+def of_shard(stage: Stage, shard: str) -> Sequence[str]:
+    """The tasks of a shard. All runs of a task are of one, for they follow from each other."""
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     first, of = map(int, match.groups()) if match else (0, 0)
     if not 1 <= first <= of <= len(stage.tasks):
         raise UserError(f"--shard {shard}: must be I/N, I from 1 to N, and N at most the {len(stage.tasks)} tasks")
-    return stage._replace(tasks=stage.tasks[first - 1 :: of])
+    return stage.tasks[first - 1 :: of]
 
 
-def upcoming(stage: Stage, results: Path, words: list[str]) -> Iterator[Cell]:
-    """The next cell, as long as there is one that has these words; the results are read again for each."""
+def upcoming(stage: Stage, tasks: Sequence[str], results: Path, words: list[str]) -> Iterator[Cell]:
+    """The next cell of these tasks, as long as there is one that has these words; the results are read again for each,
+    those of other shards too, for the value of kl that has seeds is of all tasks."""
     while True:
         ready = to_do(stage, cells.read(results, Cell.of))
-        cell = next((cell for cell in ready if all(word in str(cell) for word in words)), None)
+        own = (cell for cell in ready if cell.task in tasks)
+        cell = next((cell for cell in own if all(word in str(cell) for word in words)), None)
         if cell is None:
             return
         yield cell

@@ -136,7 +136,8 @@ def rates(cell: Cell, finished: Finished) -> list[float]:
         lower, higher = low in best and low > 0, high in best and high < len(RUNGS) - 1
         if not (lower or higher):
             break
-        low, high = low - lower, high + higher
+        low -= lower
+        high += higher and high - low + 1 < MOST_RATES
     return [*RUNGS[middle : high + 1], *RUNGS[low:middle][::-1]]
 
 
@@ -159,21 +160,20 @@ def interior(cell: Cell, finished: Finished, point: str) -> bool:
     return found is not None and tried[0] < found[point] < tried[-1]
 
 
-def has_seeds(cell: Cell, tasks: Iterable[str], finished: Finished) -> bool:
+def has_seeds(cell: Cell, stage: Stage, finished: Finished) -> bool:
     """Whether an arm and value have five seeds, on a task and base where their rates are known; of kl the one value
-    that is best on all these tasks, as it takes one."""
+    that is best on all of the stage, as it takes one."""
     if cell.arm in ("plain", *LOOPS):
         return True
-    return cell.arm in CHOSEN_BY_VALUE and cell.value == best_value(
-        cell, tasks if cell.arm == "kl" else [cell.task], finished
-    )
+    keys = product(stage.bases, stage.tasks) if cell.arm == "kl" else [(cell.base, cell.task)]
+    return cell.arm in CHOSEN_BY_VALUE and cell.value == best_value(cell.arm, keys, finished)
 
 
-def best_value(cell: Cell, tasks: Iterable[str], finished: Finished) -> float | None:
-    """The value of an arm that validates best on these tasks of a base; None until all are known."""
-    found = dict.fromkeys(ARMS[cell.arm], 0.0)
-    for value, task in product(found, tasks):
-        own = replace(cell, task=task, value=value, seed=FIRST_SEED)
+def best_value(arm: str, keys: Iterable[tuple[str, str]], finished: Finished) -> float | None:
+    """The value of an arm that validates best on these bases and tasks; None until all are known."""
+    found = dict.fromkeys(ARMS[arm], 0.0)
+    for (base, task), value in product(keys, found):
+        own = Cell(base, task, arm, value, 0.0)
         if (rate := settled(own, finished)) is None:
             return None
         found[value] += math.log(validation(finished[replace(own, rate=rate["best"])], "best"))
@@ -237,7 +237,7 @@ def plan(stage: Stage, finished: Finished) -> Iterator[Cell]:
             for seed in SEEDS[1:]:
                 for first in firsts:
                     found = settled(first, finished)
-                    if found and has_seeds(first, stage.tasks, finished):
+                    if found and has_seeds(first, stage, finished):
                         yield from (replace(first, rate=rate, seed=seed) for rate in sorted(set(found.values())))
         arms = dict.fromkeys(arm for group in stage.groups for arm in group if arm[0] in LOOPS)
         loops = [Cell(base, task, arm, value, 0.0) for task in stage.tasks for arm, value in arms]

@@ -2,14 +2,25 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
-import numpy as np
-
 from benchmarks import cells
+from granite_scu.evaluation.statistics import LEVEL
 from research.real import grid
-from research.real.evidence import Difference, Judged, Of, difference, holm, kept, processor_seconds, reference
-from research.real.grid import ARMS, SEEDS, Cell, Finished, Stage, free_rival, scaled_rival, validation
+from research.real.evidence import (
+    Difference,
+    Judged,
+    Of,
+    count,
+    difference,
+    holm,
+    kept,
+    processor_seconds,
+    reference,
+    shared,
+)
+from research.real.grid import ARMS, SEEDS, Cell, Finished, Stage, best_value, free_rival, scaled_rival
 
 BUDGETS = sorted(ARMS["drift"])
 DRIFT = [("drift", budget) for budget in BUDGETS]
@@ -98,11 +109,9 @@ class Judgement:
 
     @property
     def one_kl(self) -> Arm | None:
-        """The fixed weight of drift that validates best over all tasks; None until all are known."""
-        bits = {value: [np.log(validation(self.finished[each.cell], "best")) for each in of.values()]
-                for value in ARMS["kl"] if (of := self.arms.get(("kl", value)))}  # fmt: skip
-        many = {len(each) for each in bits.values()}
-        return ("kl", min(bits, key=lambda value: np.mean(bits[value]))) if len(bits) == 2 and len(many) == 1 else None
+        """The fixed weight of drift that validates best over all of the stage; None until all are known."""
+        value = best_value("kl", product(self.stage.bases, self.stage.tasks), self.finished)
+        return None if value is None else ("kl", value)
 
     def _hypotheses(self):
         def of(name: str, says: str, found: Difference | None, margin: float) -> tuple[str, Hypothesis | None]:
@@ -123,13 +132,13 @@ class Judgement:
         """Whether auto becomes the default; none where there are no runs."""
         if "H1" not in self.hypotheses:
             return []
-        learned, lost, right = (self.more(what, AUTO, self.plain) for what in ("test", "others", "right"))
+        learned, lost = (self.more(what, AUTO, self.plain) for what in ("test", "others"))
         worst = max(learned.by_task, key=lambda key: learned.by_task[key])
         return [
             self._shown("H1"),
             _most("on no task more than 1 point above R", learned.by_task[worst], 1.0, f" ({' '.join(worst)})"),
             _most("the four texts at most 0.5 points more", lost.estimate.mean, 0.5),
-            *([_most("at most 2 % fewer questions", -right.estimate.mean, 2.0, _of_tasks(right))] if right else []),
+            *self._fewer(AUTO, 2.0),
             self._against(AUTO, *RIVALS),
         ]
 
@@ -138,14 +147,13 @@ class Judgement:
         arm, learns, loses = DRIFT[number], f"H{2 + number}", f"H{5 + number}"
         if not {learns, loses} <= self.hypotheses.keys():
             return []
-        right = self.more("right", arm, self.plain)
         (lost, of_plain), (known, known_of_plain) = (
             self.beside_plain(what, self.arms[arm]) for what in ("others", "known")
         )
         cost = processor_seconds(self.arms[arm], self.plain, self.finished)
         return [
             self._shown(learns),
-            *([_most("at most 5 % fewer questions", -right.estimate.mean, 5.0, _of_tasks(right))] if right else []),
+            *self._fewer(arm, 5.0),
             _most("of what R adds on the four texts at most half", lost.estimate.mean, of_plain.estimate.mean / 2,
                   _of_tasks(lost)),
             *([_most("of the known answers that R loses at most half", -known.estimate.mean,
@@ -178,12 +186,30 @@ class Judgement:
         return found
 
     def complete(self, *hypotheses: str) -> bool:
-        """Whether these have every base and task of the stage and five seeds; those about F, all arms that it is of."""
+        """Whether these have every base and task of the stage and five seeds, and no hypothesis without runs can change
+        what is shown; those about F, all arms that it is of."""
         tasks = len(self.stage.bases) * len(self.stage.tasks)
         of = [self.hypotheses.get(name) for name in hypotheses]
         compared = all(each and len(each.found.by_task) == tasks and each.found.seeds == len(SEEDS) for each in of)
+        compared = compared and all(map(self._final, hypotheses))
         rivals = [self.arms[arm] for arm in self.arms if arm[0] in grid.RIVALS] if OF_F & {*hypotheses} else []
         return compared and all(len(adapters) == tasks for adapters in rivals)
+
+    def _final(self, name: str) -> bool:
+        """Whether hypotheses that have no runs yet cannot change whether this one is shown: Holm shows more with them,
+        never less, and nothing at a p above the level."""
+        every = len(self.hypotheses) == HYPOTHESES
+        return every or name in self.shown or self.hypotheses[name].p > 1 - LEVEL
+
+    def _fewer(self, arm: Arm, most: float) -> list[Criterion]:
+        """Of the questions that R has right at most so many per cent fewer; none where no task has questions."""
+        of = self.arms[arm]
+        found = [pair for key in shared([of, self.plain], self.finished)
+                 if None not in (pair := [count("right", key, *each, self.finished)
+                                          for each in ((of, self.plain), (self.plain, of))])]  # fmt: skip
+        mine, theirs = (sum(pair[place][0] for pair in found) for place in range(2))
+        fewer = 100 * (1 - mine / theirs) if theirs else 0.0
+        return [_most(f"at most {most:g} % fewer questions right", fewer, most, f", {len(found)} tasks")] * bool(found)
 
     def _shown(self, name: str) -> Criterion:
         return Criterion(f"{name}: {self.hypotheses[name].says}", _told(self, name), name in self.shown)

@@ -13,7 +13,13 @@ from research.real.judgement import BUDGETS, MIDDLE, OF_F, RIVALS, Arm, Criterio
 def auto(judgement: Judgement, console: Console) -> None:
     """Should ``--target-s auto`` be a default, or in the package at all?"""
     _say("auto becomes the default", judgement.of_auto(), judgement.complete("H1"), console)
-    _say("auto leaves the package", judgement.auto_leaves(), judgement.complete("H1"), console, any)
+    _say(
+        "auto leaves the package, where stage A and SmolLM2 agree",
+        judgement.auto_leaves(),
+        judgement.complete("H1"),
+        console,
+        any,
+    )
 
 
 def drift(judgement: Judgement, console: Console) -> None:
@@ -51,7 +57,7 @@ def named(arm: Arm) -> str:
     return f"{name} {value:.0%}" if share else f"{name} {value:g}" if value else name
 
 
-COLUMNS = ("arm", "tasks", "seeds", "test, points\nabove R", "questions\nabove R", "four texts\nabove base; R's",
+COLUMNS = ("arm", "tasks", "seeds", "test, points\nabove R", "of all questions\nabove R", "four texts\nabove base; R's",
            "known lost;\nR's", "drift;\nR's", "tokens", "cpu, over\nplain", "rate at\nan end")  # fmt: skip
 
 

@@ -62,6 +62,11 @@ def test_the_value_of_kl_that_has_seeds_is_the_best_on_all_tasks(run_all):
     bits = {("museum", 1.0): 1.0, ("museum", 10.0): 1.1, ("graphs", 1.0): 2.0, ("graphs", 10.0): 1.5}
     finished = run_all(two, lambda cell: {"validation": bits[cell.task, cell.value]})
     assert {(cell.task, cell.value) for cell in finished if cell.seed} == {("museum", 10.0), ("graphs", 10.0)}
+    bases = two._replace(bases=SMALL[:2], tasks=("museum",))  # the first prefers 1, both together 10
+    finished = run_all(
+        bases, lambda cell: {"validation": bits["museum" if cell.base == SMALL[0] else "graphs", cell.value]}
+    )
+    assert {(cell.base, cell.value) for cell in finished if cell.seed} == {(base, 10.0) for base in SMALL[:2]}
 
 
 def test_the_strongest_free_rival_validates_no_worse_and_drifts_least(run_all):
@@ -93,7 +98,7 @@ def test_the_scaled_rival_validates_as_the_loop_does_at_the_least_drift(run_all)
 def test_the_tasks_take_turns_and_the_shards_share_them():
     firsts = [cell.task for cell in to_do(STAGES["A"], {}) if cell.arm == "plain" and cell.base == SMALL[0]]
     assert firsts[::3] == list(TASKS)
-    shards = [of_shard(STAGES["A"], f"{number}/3").tasks for number in (1, 2, 3)]
+    shards = [of_shard(STAGES["A"], f"{number}/3") for number in (1, 2, 3)]
     assert sorted(sum(shards, ())) == sorted(TASKS) and len(shards[0]) == 4
     with pytest.raises(UserError, match="--shard 0/3"):
         of_shard(STAGES["A"], "0/3")

@@ -83,6 +83,14 @@ def test_the_criteria_say_what_the_runs_say(finished):
     assert judged.auto_leaves()[0].met and not any(criterion.met for criterion in judged.drift_leaves())
 
 
+def test_fewer_questions_are_a_share_of_those_that_plain_has_right(finished):
+    for cell, line in finished.items():
+        if cell.arm == "auto":
+            line["points"]["best"] = line["points"]["best"] | {"right": [1, 0] * 3 + [0] * 6}
+    [found] = [each for each in Judgement(STAGE, finished).of_auto() if "questions" in each.says]
+    assert found.found == "+50.00, asked 2.00, 2 tasks" and found.met is False
+
+
 def test_of_no_run_nothing_is_said():
     judged = Judgement(STAGE, {})
     assert judged.of_auto() == judged.of_budget(0) == judged.auto_leaves() == judged.drift_leaves() == []
@@ -94,6 +102,10 @@ def test_a_question_is_decided_when_all_runs_that_it_asks_for_are_there(finished
     assert without_kl.complete("H1", "H3", "H6") and not without_kl.complete("H8")
     without_replay = Judgement(STAGE, {cell: line for cell, line in finished.items() if cell.arm != "replay"})
     assert without_replay.complete("H1") and not without_replay.complete("H6")  # F may be an adapter of replay
+    early = Judgement(STAGE, {cell: line for cell, line in finished.items() if cell.arm in ("plain", "auto")})
+    assert early.complete("H1")  # at a p of 1
+    early.hypotheses["H1"] = early.hypotheses["H1"]._replace(margin=2.001)
+    assert early.hypotheses["H1"].p < 0.01 and "H1" not in early.shown and not early.complete("H1")
     four = Judgement(STAGE, {cell: line for cell, line in finished.items() if (cell.arm, cell.seed) != ("auto", 4)})
     assert not four.complete("H1")
 
