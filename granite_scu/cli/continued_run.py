@@ -42,7 +42,7 @@ def settings_of_the_run(given: dict[str, Any]) -> list[Layer]:
     return [of_file(str(file))]
 
 
-_PATHS = ("base.name", "lora.adapter", "control.replay", "data.cache_dir")
+_PATHS = ("base.name", "lora.adapter", "data.cache_dir")
 """Settings that may be a path, or else a name, which is left as it is."""
 
 

@@ -41,7 +41,12 @@ _DEEPEST = 20
 """Mappings and lists inside one another. Settings have four."""
 
 
-GONE = {"target_kl": "kl:KL", "cpr_bound": "cpr:CPR", "cpr_warmup": "cpr:CPR"}
+GONE = {
+    "target_kl": "kl:KL and --controller-args target_kl={}",
+    "cpr_bound": "cpr:CPR and --controller-args cpr_bound={}",
+    "cpr_warmup": "cpr:CPR and --controller-args cpr_warmup={}",
+    "replay": "replay:Replay and --controller-args with the steps and lams of {}",
+}
 """Settings of ``control`` that runs of 0.1 have in their files, and the laws in research/ that have them now."""
 
 _USUAL = {"strategy": "auto", "devices": 1, "num_nodes": 1, "check_val_every_n_epoch": 1, "inference_mode": True,
@@ -101,7 +106,7 @@ def without_removed_settings(name: str, content: Any) -> Any:
     gone = {name: control.pop(name) for name in sorted(GONE.keys() & control.keys())}
     for setting, value in gone.items():
         if value is not None:
-            law = f"--controller research.laws.{GONE[setting]} and --controller-args {setting}={value}"
+            law = f"--controller research.laws.{GONE[setting].format(value)}"
             raise UserError(f"--config {name}: control.{setting} is no setting any more; take it out, and give {law}")
     unset = [name for name, value in trainer.items() if not value or value == _USUAL.get(name)]
     for setting in unset:

@@ -145,7 +145,7 @@ _SHOWN: dict[str, dict[str, Any]] = {
     "data.cache_dir": {"default": "~/.cache/granite-scu"},
     "lora.adapter": {"default": "none: a new one"},
     "trainer.max_steps": {
-        "default": f"as the data fill, {config.DEFAULT_STEPS} at most; off when --num-epochs is given alone",
+        "default": f"as the data fill, {config.DEFAULT_STEPS} at most, chats 5000; off when --num-epochs is alone",
         "help": "optimizer steps; with --num-epochs, whichever is reached first",
     },
     "data.batch_size": {"default": f"{config.DataConfig.batch_size}, {FEWER}"},
@@ -190,7 +190,7 @@ _SHOWN: dict[str, dict[str, Any]] = {
         "where there is none. Settings not given are those of the run that is continued, and without --output-dir it "
         "continues in its own folder"
     },
-    "run.eval_steps": {"default": "a fifth to a tenth of the run, 200 at most"},
+    "run.eval_steps": {"default": "a fifth to a tenth of the run, 500 at most"},
     "run.logger": {"choices": config.LOGGERS},
 }
 """What the help shows of a flag otherwise than the docstring, the type and the default of its setting say."""

@@ -608,7 +608,6 @@ class ControlConfig(Group):
         lambda_min: lower bound of lambda.
         lambda_max: upper bound of lambda.
         lambda_end: lambda at the end of the run, of the schedules linear and cosine.
-        replay: of replay: run folder or scu_history.json whose lambda is repeated.
         controller_args: settings of the law that have no flag, such as gain=0.3; a value is JSON or a text.
         measure: what ParamBPT counts: delta (the update) or factors (A and B themselves, initialisation included).
         actuator: how lambda acts: loss (its gradient joins the loss's) or decoupled (shrinks the update after a step).
@@ -625,7 +624,6 @@ class ControlConfig(Group):
     lambda_min: float = setting(1e-6, rule=_POSITIVE)
     lambda_max: float = 1e6
     lambda_end: float | None = None
-    replay: str | None = None
     controller_args: list[str] | None = None
     measure: Literal["delta", "factors"] = "delta"
     actuator: Literal["loss", "decoupled"] = "loss"
@@ -642,27 +640,16 @@ class ControlConfig(Group):
             check(value is None or low <= value <= high, flag, value, bounds)
         _check_named(self.controller_args, "--controller-args", "gain=0.3")
         self._check_measure()
-        repeats, named = self.controller == "replay", f"--controller {self.controller}"
-        remedy = f"{named} repeats no recording; give --controller replay, or leave --replay out"
-        check(repeats or self.replay is None, "--replay", self.replay, remedy)
-        if not repeats:
-            self.law()
-        elif self.replay is None:
-            raise UserError(
-                f"--replay: {named} needs it; give the run folder or scu_history.json whose lambda is repeated"
-            )
+        self.law()
 
-    def law(self, **recording: Any) -> Controller[Any]:
+    def law(self) -> Controller[Any]:
         """The law with its settings. A class from outside is imported.
-
-        Args:
-            recording: what ``replay`` repeats, as its settings.
 
         Raises:
             UserError: there is none of that name, a setting is not in its range, or does not go together with another.
         """
         try:
-            return build(self.controller, **self._of_law(), **recording)
+            return build(self.controller, **self._of_law())
         except (TypeError, ValueError) as error:
             raise UserError(f"--controller {self.controller}: {error}") from error
 
@@ -795,7 +782,7 @@ class RunConfig(Group):
             where there is one and the beginning where there is none.
         save_steps: optimizer steps between checkpoints; null makes it half of the run, and 500 at most.
         keep: checkpoints kept.
-        eval_steps: optimizer steps between validations; null makes it a fifth to a tenth of the run, and 200 at most.
+        eval_steps: optimizer steps between validations; null makes it a fifth to a tenth of the run, and 500 at most.
         logger: log to wandb, mlflow or trackio as well, several after one another; TensorBoard and CSV are always
             written.
         logger_offline: such loggers keep to this machine, whatever their own settings say, and ask for no login.

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from granite_scu.control.laws.auto import START, AutoSetpoint
 from granite_scu.control.laws.base import Controller, Measurement, Output
-from granite_scu.control.laws.open_loop import Cosine, Fixed, Linear, NoControl, OpenLoop, Replay
+from granite_scu.control.laws.open_loop import Cosine, Fixed, Linear, NoControl, OpenLoop
 from granite_scu.control.laws.pi import PI
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "Measurement",
     "NoControl",
     "Output",
-    "Replay",
     "build",
     "find",
     "tracks",
@@ -37,7 +36,6 @@ CONTROLLERS: dict[str, type[Controller[Any]]] = {
     "linear": Linear,
     "cosine": Cosine,
     "pi": PI,
-    "replay": Replay,
 }
 
 AUTO = "auto"

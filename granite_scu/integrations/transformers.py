@@ -50,11 +50,6 @@ log = logging.getLogger(__name__)
 ORIGIN = "scu_origin.safetensors"
 """In ``output_dir``: the adapter that training started from, where that was not zero."""
 
-ELSEWHERE = {
-    "replay": "repeats the run folder of a granite-scu train",
-}
-"""Laws that only ``granite-scu train`` has, and why."""
-
 LOGGED = ("scu/data_bpt", "scu/param_bpt", "scu/s", "scu/s_target", "scu/lambda", "scu/drift_bpt", "scu/drift")
 """What the trainer's log lines get of a tick."""
 
@@ -119,8 +114,6 @@ class ShannonCallback(TrainerCallback, ExportableState):
         general_tokens: int = DriftConfig.general_tokens,
         **settings: Any,
     ) -> None:
-        if controller in ELSEWHERE:
-            raise ValueError(f"controller {controller}: {ELSEWHERE[controller]}; choose another")
         self._arguments = {
             "target_s": target_s,
             "controller": controller,

@@ -136,9 +136,9 @@ def _warn_of_newer(resume: Resume) -> None:
 def _warn_of_changes(resume: Resume, now: dict[str, Any]) -> None:
     """Say which settings differ from the checkpoint's; ``now`` is the run's ``settings_that_affect_numbers``."""
     before = dict(resume.state["settings"])
-    for name in ("--model", "--replay"):  # the same place, seen from another working folder
-        if before.get(name) and as_seen_from_here(before[name], resume.path.parent) == now.get(name):
-            before[name] = now[name]
+    name = "--model"  # the same place, seen from another working folder
+    if before.get(name) and as_seen_from_here(before[name], resume.path.parent) == now.get(name):
+        before[name] = now[name]
     if changed := [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]:
         differs = "the result will differ from an uninterrupted run"
         log.warning("changed since the checkpoint: %s; %s", ", ".join(changed), differs)

@@ -1,7 +1,6 @@
 """The controller of a run: refused early where no text and no length can change it, settled when both are known."""
 
 import math
-from typing import Any
 
 from granite_scu import control
 from granite_scu.config.errors import UserError
@@ -14,7 +13,6 @@ from granite_scu.config.settings import (
     holding_drift,
     intervals_of,
 )
-from granite_scu.storage.recording import read_recording
 
 
 def build_controller(config: ControlConfig, total_steps: int | None = None) -> control.Controller:
@@ -22,12 +20,9 @@ def build_controller(config: ControlConfig, total_steps: int | None = None) -> c
 
     Args:
         config: of the controller.
-        total_steps: optimizer steps of the run, which a recording must cover; None where they are not yet known.
-
-    Raises:
-        UserError: a recording is not there, damaged or too short, or its lambda acted otherwise.
+        total_steps: optimizer steps of the run; None where they are not yet known.
     """
-    law = config.law(**_recording(config, total_steps))
+    law = config.law()
     short = isinstance(law, control.AutoSetpoint) and total_steps is not None
     return law.in_a_run_of(total_steps // config.every) if short else law
 
@@ -67,17 +62,6 @@ def drift_law(request: Request) -> control.PI:
 def with_bounds(request: Request, law: control.PI) -> Request:
     """The request with the bounds that lambda has: all that its YAML says counts as given when the run continues."""
     return request.with_values({f"control.{name}": getattr(law, name) for name in ("lambda_min", "lambda_max")})
-
-
-def _recording(config: ControlConfig, total_steps: int | None) -> dict[str, Any]:
-    """What a replay repeats, as its settings; none of another law."""
-    if config.replay is None:
-        return {}
-    try:
-        acting = {"actuator": config.actuator, "measure": config.measure}
-        return read_recording(config.replay, total_steps, config.every, acting)
-    except ValueError as error:
-        raise UserError(f"--replay {config.replay}: {error}") from error
 
 
 def check_held_out(blocks: int, batch_size: int, processes: int) -> None:

@@ -97,7 +97,7 @@ def _read(request: Request) -> Iterator[tuple[str, Path]]:
     for source in filter(is_path, request.data.sources):
         yield "--data-dir", Path(source).expanduser()
         yield from (("--data-dir", file) for file in files.find(source))
-    named = {"--model": request.base.name, "--replay": request.control.replay, "--adapter": request.lora.adapter}
+    named = {"--model": request.base.name, "--adapter": request.lora.adapter}
     for flag, name in named.items():
         if name and (path := Path(name).expanduser()).exists():
             yield flag, path

@@ -15,7 +15,7 @@ from granite_scu.config.errors import Stopped, one_line
 from granite_scu.config.request import Request
 from granite_scu.control.laws.base import as_stored
 from granite_scu.model import base_digest, loading
-from granite_scu.storage import recording, working_folder
+from granite_scu.storage import working_folder
 from granite_scu.storage.atomic import adding_to, replacing
 from granite_scu.storage.provenance import git_revision, versions
 from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, LOG_FILES, TRAINING_CONFIG, RunFolder
@@ -135,7 +135,7 @@ def scu_config(run: PreparedRun) -> dict:
     return {
         "controller": config.controller,
         "target_s": run.setpoint,
-        recording.INITIAL: run.controller.lambda_start,  # what acts before the first record of the history
+        "initial_strength": run.controller.lambda_start,  # what acts before the first record of the history
         **as_stored(asdict(run.controller)),
         "control_every": config.every,
         "measure": config.measure,

@@ -15,7 +15,6 @@ from granite_scu.control.slopes import micro_batches_read
 from granite_scu.control.units import counted, per_cent
 from granite_scu.model.attention import can_isolate
 from granite_scu.model.loading import announce_kernels, known_config, max_positions, untested
-from granite_scu.storage.recording import recorded_weight
 from granite_scu.training.prepared_run import PreparedRun
 
 log = logging.getLogger(__name__)
@@ -26,9 +25,6 @@ FEED_FORWARD_ERROR = 3.0
 
 FOUND_OF_CEILING = 0.2
 """Share of the ceiling that S was found at, roughly: ``control.diagnostics.ceiling``."""
-
-SAME_WEIGHT = 1.1
-"""Factor within which two runs' sigma^2 N count as one. The training text of another seed differs by less."""
 
 HANDFUL = 100
 """Optimizer steps below which a run by epochs is called short."""
@@ -196,10 +192,8 @@ def announce(run: PreparedRun, model: torch.nn.Module) -> None:
         log.warning(mismatch)
     if run.controller.needs_slopes and not _is_doubtful(run):  # which was said with the plan
         log.info("--target-s auto: %s", moved_by(run))
-    replay, weight = request.control.replay, request.prior.sigma**2 * run.length.n_tokens
-    for warning in (replay and other_weight(replay, weight), *out_of_reach(run)):
-        if warning:
-            log.warning(warning)
+    for warning in out_of_reach(run):
+        log.warning(warning)
 
 
 def moved_by(run: PreparedRun) -> str:
@@ -219,19 +213,3 @@ def moved_by(run: PreparedRun) -> str:
         remedy = f"--control-every {every} makes so many" if every else f"Train for {SHORT} steps or more"
         return f"S* {begins}: {short}{few}. {remedy}"
     return f"S* {begins}, and moves at each of {ticks} ticks{few}"
-
-
-def other_weight(path: str, here: float) -> str | None:
-    """A warning in one line, where the lambda that is replayed had another penalty to weigh.
-
-    Args:
-        path: of the recording.
-        here: sigma^2 N of this run.
-    """
-    there = recorded_weight(path)
-    if not there or 1 / SAME_WEIGHT < here / there < SAME_WEIGHT:
-        return None
-    return (
-        f"--replay {path}: its run had sigma^2 N = {there:.3g} and this one has {here:.3g}, so the same lambda holds "
-        f"the adapter {there / here:.3g} times as hard; --prior-sigma and --n-tokens set both"
-    )

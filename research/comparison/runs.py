@@ -23,7 +23,7 @@ from granite_scu.evaluation.score import score
 from granite_scu.model import loading
 from granite_scu.model.loss import token_nats
 from granite_scu.storage.provenance import git_revision
-from granite_scu.storage.run_folder import CONTROL_CONFIG, HISTORY, RunFolder
+from granite_scu.storage.run_folder import CONTROL_CONFIG
 from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun, build_module
@@ -54,7 +54,7 @@ def carry_out(spec: Spec, evidence: Path, scratch: Path | None = None) -> dict:
         folder = Path(name)
         settings = dict(spec.settings)
         if "control.replay" in settings:
-            settings["control.replay"] = _write_history(spec, evidence, folder)
+            settings |= recorded(Evidence(evidence, spec.precision).records[settings.pop("control.replay")])
         request = Request.from_dotted(dotted_settings(spec, settings, folder / "run"))
         data = ComparedData(request.data, request.seed, spec.task, request.base.name)
         run = prepare(request, Console(quiet=True), data=data)
@@ -112,12 +112,10 @@ def dotted_settings(spec: Spec, settings: dict[str, Any], folder: Path) -> dict[
     return given
 
 
-def _write_history(spec: Spec, evidence: Path, folder: Path) -> str:
-    """The ticks of the finished run that is replayed, as the history that the controller reads; returns its path."""
-    ticks = Evidence(evidence, spec.precision).records[spec.settings["control.replay"]]["ticks"]
-    records = [{"step": step, "lambda": lam} for step, lam in zip(ticks["step"], ticks["lambda"], strict=True)]
-    RunFolder(folder).write_json(HISTORY, records)
-    return str(folder / HISTORY)
+def recorded(record: dict[str, Any]) -> dict[str, Any]:
+    """What ``Replay`` repeats of a finished run, as its settings."""
+    ticks = record["ticks"]
+    return {"control.steps": ticks["step"], "control.lams": ticks["lambda"], "control.initial": ticks["lambda"][0]}
 
 
 def _train(run: PreparedRun, asked: dict[str, Any]) -> dict:

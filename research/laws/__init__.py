@@ -10,6 +10,7 @@ from research.laws.kl import KL
 from research.laws.original import Original
 from research.laws.p import Proportional
 from research.laws.projection import Projection
+from research.laws.replay import Replay
 from research.laws.ziegler import Ziegler
 
 OWN: dict[str, type[Controller[Any]]] = {
@@ -21,6 +22,7 @@ OWN: dict[str, type[Controller[Any]]] = {
     "projection": Projection,
     "cascade": Cascade,
     "ziegler": Ziegler,
+    "replay": Replay,
 }
 LAWS = CONTROLLERS | OWN
 """By the names that finished runs have them by."""

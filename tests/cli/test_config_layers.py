@@ -1,6 +1,5 @@
 """The hardware preset among the other layers, and where each value of a configuration comes from."""
 
-import json
 import os
 import re
 import threading
@@ -263,10 +262,6 @@ def test_a_preset_uses_most_of_its_card_and_computes_nothing_twice(prepared, ful
 )
 def test_every_other_configuration_can_be_run(prepared, path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if path.stem == "replay":  # as its header says, it takes a run to replay
-        recorded = [{"step": step, "lambda": 0.1} for step in range(10, 1001, 10)]
-        (tmp_path / "runs" / "recorded").mkdir(parents=True)
-        (tmp_path / "runs" / "recorded" / "scu_history.json").write_text(json.dumps(recorded))
     assert prepared(path, RTX_4090, "tiny-granite-h").length.steps > 0
 
 
@@ -306,7 +301,7 @@ CONTINUES = ("--resume-from-checkpoint", "last")
 def test_a_run_of_an_earlier_version_is_continued(tmp_path):
     """Its file has settings that are no more; where it gave one a value, the run cannot be the same without."""
     written = yaml.safe_load(script("--test-run").yaml)
-    written["control"] |= {"target_kl": None, "cpr_bound": None, "cpr_warmup": None, "kp": 3.0}
+    written["control"] |= {"target_kl": None, "cpr_bound": None, "cpr_warmup": None, "replay": None, "kp": 3.0}
     written["trainer"] |= {"strategy": "auto", "overfit_batches": 0.0, "min_steps": None, "limit_val_batches": 10.0}
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(written))

@@ -21,7 +21,7 @@ NAMES = """
 --lora-experts --lora-targets --precision --4bit-quantization --torch-compile --compile-mode
 --gradient-checkpointing --attn --kernels --memory-fraction --tf32 --num-workers --prefetch-factor --deterministic
 --accelerator --multi-gpu --gpus --auto-batch-size --fsdp --controller --target-s --kp --ki --control-every
---ema-alpha --deadband --lambda-init --lambda-min --lambda-max --lambda-end --replay --controller-args --measure
+--ema-alpha --deadband --lambda-init --lambda-min --lambda-max --lambda-end --controller-args --measure
 --actuator --prior-sigma --n-tokens --max-drift --general-data --general-tokens --save-steps --keep --samples
 --resume-from-checkpoint --eval-steps --eval-iters --logging-steps --logger --early-stopping --stop-at-equilibrium
 """
@@ -149,9 +149,8 @@ def test_hyphens_and_underscores_mean_the_same():
 
 
 OF_DRIFT = ("--max-drift", "--general-data", "--general-tokens")
-REPLAYED = ("--replay",)
 APART = ("--stream", "--adapter", "--lora-experts", "--auto-batch-size", "--fsdp", "--stop-at-equilibrium")
-TOGETHER = [flag for flag in FLAGS if flag[0] not in (*OF_DRIFT, *REPLAYED, *APART)]
+TOGETHER = [flag for flag in FLAGS if flag[0] not in (*OF_DRIFT, *APART)]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,6 @@ TOGETHER = [flag for flag in FLAGS if flag[0] not in (*OF_DRIFT, *REPLAYED, *APA
     [
         ([flag[0] for flag in TOGETHER], ()),
         (OF_DRIFT, ()),
-        (REPLAYED, ("--controller", "replay")),
         (APART, ("--target-s", "10%")),
     ],
 )

@@ -17,7 +17,6 @@ from granite_scu.control import (
     Measurement,
     NoControl,
     Output,
-    Replay,
 )
 from granite_scu.control.laws.base import AdapterBenefit, Slopes, as_stored, restored
 
@@ -105,6 +104,5 @@ LAWS: dict[str, st.SearchStrategy[Controller[Any]]] = {
         lambda_init=st.one_of(st.none(), st.floats(0.01, 100)),
         **BOUNDS,
     ),
-    "replay": st.builds(Replay, steps=st.just((0, 20)), lams=st.tuples(STRENGTHS, STRENGTHS)),
     "auto": st.builds(AutoSetpoint, st.builds(PI, setpoint=st.floats(1e-4, 0.9), **BOUNDS), rate=st.floats(0.01, 3)),
 }

@@ -32,9 +32,6 @@ LEARNING_RATE = 3e-4
 """Of the first steps; it falls to 0 along a cosine, so that a gain schedule runs from its least to its limits."""
 
 SETTINGS: dict[str, Any] = {"target_s": 0.02, "lambda_init": 0.5, "lambda_min": 0.05, "lambda_max": 1.5}
-OF_A_LAW: dict[str, dict[str, Any]] = {
-    "replay": {"steps": (5, 20, 60, 61, 150), "lams": (0.4, 0.2, 0.0, 1.2, 0.7), "initial": 0.3}
-}
 OF_PI: dict[str, dict[str, Any]] = {
     "pi-feed-forward": {"target_s": 0.05, "lambda_init": None},
     "pi-deadband": {"deadband": 0.1},
@@ -94,7 +91,7 @@ def controller(case: str) -> Controller[Any]:
     """The controller of a golden trajectory."""
     if case in OF_PI:
         return build("pi", **SETTINGS | OF_PI[case])
-    return build(case, **SETTINGS | OF_A_LAW.get(case, {}))
+    return build(case, **SETTINGS)
 
 
 def trajectory(law: Controller[Any]) -> list[dict[str, Any]]:

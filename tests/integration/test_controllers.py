@@ -39,6 +39,17 @@ def history(folder: Path) -> list[dict]:
     return json.loads((folder / "scu_history.json").read_text(encoding="utf-8"))
 
 
+def repeat(recorded: Path) -> tuple[str, ...]:
+    """The lambda of a finished run, as a replay takes it."""
+    records, start = history(recorded), json.loads((recorded / "scu_config.json").read_text(encoding="utf-8"))
+    found = {"steps": [record["step"] for record in records], "lams": [record["lambda"] for record in records]}
+    return (
+        "--controller-args",
+        *(f"{name}={value}" for name, value in found.items()),
+        f"initial={start['initial_strength']}",
+    )
+
+
 @pytest.fixture(scope="module")
 def recorded(trained) -> Path:
     """A finished run whose lambda moves."""
@@ -50,8 +61,7 @@ def flags_of(recorded):
     """The flags that choose a controller; a replay needs a run to repeat."""
 
     def flags(name: str) -> tuple:
-        path = ("--replay", recorded) if name == "replay" else ()
-        return (*SHORT, "--controller", place_of(name), *path, *MORE.get(name, ()))
+        return (*SHORT, "--controller", place_of(name), *(repeat(recorded) if name == "replay" else MORE.get(name, ())))
 
     return flags
 
@@ -182,9 +192,8 @@ def test_a_configuration_says_what_it_is_and_is_the_law_of_its_name_alone(name):
     assert f"--config configs/controller/{name}.yaml" in "".join(header)
     configured = translate([f"--config={path}"])[0].request().control
     assert configured.controller == name
-    if name != "replay":  # which needs a recording
-        named = translate([f"--control.controller={name}"])[0].request().control
-        assert build_controller(configured) == build_controller(named)
+    named = translate([f"--control.controller={name}"])[0].request().control
+    assert build_controller(configured) == build_controller(named)
 
 
 # What is refused
@@ -193,13 +202,10 @@ def test_a_configuration_says_what_it_is_and_is_the_law_of_its_name_alone(name):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--controller", "p"), "replay, and others as package.module:Class; did you mean pi?"),
+        (("--controller", "p"), "pi, and others as package.module:Class; did you mean pi?"),
         (("--controller", KL, "--controller-args", "target_kl=-1"), "laws.kl:KL: target_kl -1: must be positive and"),
         (("--controller", KL, "--controller-args", "target_kl=much"), "laws.kl:KL: target_kl much: must be a number"),
         (("--controller", "linear", "--lambda-end", "0"), "--lambda-end 0.0: must lie in"),
-        (("--controller", "replay"), "--replay: --controller replay needs it; give the run folder"),
-        (("--replay", "runs/one"), "--replay runs/one: --controller pi repeats no recording; give --controller replay"),
-        (("--controller", "replay", "--replay", "nowhere"), "--replay nowhere: no such file or folder; give a run"),
         (("--controller", CASCADE, "--max-steps", "30", "--eval-steps", "10"), "laws.cascade:Cascade: moves its"),
         (("--controller", CPR, "--max-steps", "6", "--control-every", "1"), "laws.cpr:CPR: takes its bounds after 10"),
         (("--controller", CPR, "--actuator", "decoupled"), f"{CPR}: cannot go together with --actuator decoupled: its"),
@@ -212,37 +218,3 @@ def test_a_configuration_says_what_it_is_and_is_the_law_of_its_name_alone(name):
 def test_a_wrong_controller_is_refused_in_one_line(launch, tmp_path, argv, words):
     assert words in refused_line(launch, "--test-run", "--output-dir", tmp_path / "out", *argv)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_recording_that_is_too_short_or_something_else_is_refused_before_training(launch, corpus, tmp_path):
-    recording = tmp_path / "scu_history.json"
-    argv = ("--test-run", "--data-dir", corpus, "--output-dir", tmp_path / "out", "--controller", "replay")
-    other = '{"actuator": "decoupled", "measure": "delta"}'
-    for text, config, words in (
-        ('[{"step": 4, "lambda": 0.5}]', "{}", "it ends at step 4, short of this run's 240; set --max-steps 4"),
-        ('[{"loss": 4}]', "{}", "record 1 has no step or no lambda; give the scu_history.json"),
-        ('[{"step": 240, "lambda": 0.5}]', other, "one for --actuator decoupled, and this run has loss"),
-    ):
-        recording.write_text(text)
-        (tmp_path / "scu_config.json").write_text(config)
-        err = refused_line(launch, *argv, "--replay", tmp_path)
-        assert f"--replay {tmp_path}: " in err and words in err
-        assert not (tmp_path / "out").exists()
-
-
-def test_a_recorded_lambda_that_weighed_another_penalty_is_warned_of(train, trained, flags_of):
-    flags = flags_of("replay")
-    log = lambda run: (run / "logs" / "training.log").read_text(encoding="utf-8")  # noqa: E731
-    assert "sigma^2 N" not in log(trained(*flags))
-    assert "so the same lambda holds the adapter 0.01 times as hard" in log(train(*flags, "--prior-sigma", 0.2))
-
-
-def test_the_recording_is_not_overwritten_by_its_own_replay(launch, recorded):
-    before = history(recorded)
-    code, _, err = launch(
-        *("--test-run", "--max-steps", 4, "--control-every", 1, "--controller", "replay", "--replay", recorded),
-        *("--output-dir", recorded, "--overwrite"),
-    )
-    assert code == 2
-    assert "--overwrite: would delete --replay" in err
-    assert history(recorded) == before

@@ -124,18 +124,16 @@ def test_a_text_that_was_named_from_another_folder_is_found(run, launch, corpus,
 
 
 @pytest.mark.slow
-def test_a_model_and_a_replay_that_were_named_from_another_folder_are_found(launch, short, tmp_path, monkeypatch):
+def test_a_model_that_was_named_from_another_folder_is_found(launch, short, tmp_path, monkeypatch):
     """And the course is not said to have changed by that."""
     here, work = tmp_path / "here", tmp_path / "work"
     here.mkdir()
     shutil.copytree(finding.resolve(TINY_MODEL), work / "model")
     monkeypatch.chdir(work)
     flags = ("--model", "model", "--max-steps", 4, "--save-steps", 2, "--control-every", 2, "--samples", 0)
-    for law in (("--target-s", "2%"), ("--controller", "replay", "--replay", "runs/pi")):
-        done(launch, *short, *flags, *law, "--output-dir", f"runs/{law[1].replace('2%', 'pi')}")
+    done(launch, *short, *flags, "--target-s", "2%", "--output-dir", "runs/pi")
     monkeypatch.chdir(here)
-    replay = ("--resume-from-checkpoint", "../work/runs/replay/checkpoint-2", "--output-dir", "again")
-    out = done(launch, *replay)
+    out = done(launch, "--resume-from-checkpoint", "../work/runs/pi/checkpoint-2", "--output-dir", "again")
     assert "continuing from checkpoint-2" in out and "changed since" not in out
     assert saved_adapter.find("../work/runs/pi").base.name == str(work / "model")
     assert subjects.identify(["../work/runs/pi"])[0].base == str(work / "model")

@@ -151,7 +151,7 @@ class Equilibrium:
        was applied (``authority`` at least ``min_authority``); and it answered to S: its changes follow from the error
        and the error before, as those of a P or I law do exactly, and of ``PI``, whose gains and filter are its own, by
        a third to nine tenths: with an R^2 of at least ``answer`` and the right sign. A constant has no changes, and a
-       replayed or scheduled lambda does not know this run's error: by chance it has an R^2 of about 2 / window. All
+       scheduled lambda does not know this run's error: by chance it has an R^2 of about 2 / window. All
        this is of the controller; a plant that ignores lambda would pass.
     2. S was within ``band`` of the setpoint at every tick.
     3. lambda's effect on S must have shown in this run: since S came up to its band the adapter slowed under more

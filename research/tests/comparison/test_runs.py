@@ -1,9 +1,7 @@
 """Which of the ways that a run ends in are results."""
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -44,7 +42,7 @@ def test_what_is_not_the_arms_doing_leaves_no_record_so_that_it_is_done_again(en
     assert not list(tmp_path.rglob("*"))
 
 
-def test_what_is_replayed_is_of_the_same_precision(evidence, finish, tmp_path):
+def test_what_is_replayed_is_of_the_same_precision(evidence, finish, monkeypatch):
     """The folder has runs in another one, too, which would be passed over together with it."""
     source = replace(SPEC, precision="32-true")
     finish(SPEC)
@@ -53,9 +51,15 @@ def test_what_is_replayed_is_of_the_same_precision(evidence, finish, tmp_path):
         evidence.folder / source.file, record | {"settings": {**record["settings"], "trainer.precision": "32-true"}}
     )
     replay = Spec(SPEC.task, "replay", "", 1, {"control.controller": "replay", "control.replay": source.key}, "32-true")
-    history = runs._write_history(replay, evidence.folder, tmp_path)
-    assert [tick["step"] for tick in json.loads(Path(history).read_text())] == record["ticks"]["step"]
-    assert runs.dotted_settings(replay, replay.settings, tmp_path)["trainer.precision"] == "32-true"
+    begun = []
+
+    def train(run, **_):
+        begun.append(run)
+        raise Diverged("here")
+
+    monkeypatch.setattr(runs, "train", train)
+    runs.carry_out(replay, evidence.folder)
+    assert [*begun[0].controller.steps] == record["ticks"]["step"] and begun[0].machine.precision == "32-true"
 
 
 def test_an_adapter_that_scores_infinity_has_diverged():

@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from invariants import ALPHAS, BOUNDS, GAINS, MEASUREMENTS, UNUSABLE, check_held, check_invariants
+from invariants import ALPHAS, BOUNDS, GAINS, MEASUREMENTS, STRENGTHS, UNUSABLE, check_held, check_invariants
 
 from granite_scu.config.settings import ControlConfig
 from granite_scu.control import build, find
@@ -18,6 +18,7 @@ from research.laws.kl import KL
 from research.laws.original import Original
 from research.laws.p import Proportional
 from research.laws.projection import Projection
+from research.laws.replay import Replay
 from research.laws.ziegler import Ziegler
 
 LAWS = {
@@ -33,6 +34,7 @@ LAWS = {
     ),
     "projection": st.builds(Projection, setpoint=st.floats(1e-4, 0.99), ema_alpha=ALPHAS),
     "cascade": st.builds(Cascade, gain=st.floats(0.1, 10), limit=st.floats(0.1, 3), ema_alpha=ALPHAS, **BOUNDS),
+    "replay": st.builds(Replay, steps=st.just((0, 20)), lams=st.tuples(STRENGTHS, STRENGTHS)),
     "ziegler": st.builds(Ziegler, setpoint=st.just(0.02), gain=st.floats(0.01, 1), ema_alpha=ALPHAS, **BOUNDS),
 }
 
@@ -48,15 +50,20 @@ def test_invariants(name, data, measurements):
     check_invariants(data.draw(LAWS[name]), measurements)
 
 
+MUST_HAVE = {"replay": {"steps": [1], "lams": [0.1]}}
+"""Settings without a default."""
+
+
 @pytest.mark.parametrize("bad", UNUSABLE)
 @pytest.mark.parametrize("name", OWN)
 def test_a_tick_whose_s_is_no_measurement_is_held(name, bad):
-    check_held(build(place_of(name), target_s=0.02), bad)
+    check_held(build(place_of(name), target_s=0.02, **MUST_HAVE.get(name, {})), bad)
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_the_command_line_takes_it_by_its_place(name):
-    law = ControlConfig(controller=place_of(name), target_s=0.02).law()
+    own = [f"{setting}={value}" for setting, value in MUST_HAVE.get(name, {}).items()]
+    law = ControlConfig(controller=place_of(name), target_s=0.02, controller_args=own or None).law()
     assert type(law) is OWN[name] is find(place_of(name))
 
 

@@ -14,7 +14,11 @@ from granite_scu.control import build
 from research.laws import OWN, place_of
 
 FOLDER = Path(__file__).parents[1] / "golden"
-SETTINGS = {"original": {"kp": 3.0, "ki": 2.0}, "cpr": {"cpr_warmup": 4}}
+SETTINGS = {
+    "original": {"kp": 3.0, "ki": 2.0},
+    "cpr": {"cpr_warmup": 4},
+    "replay": {"steps": (5, 20, 60, 61, 150), "lams": (0.4, 0.2, 0.0, 1.2, 0.7), "initial": 0.3},
+}
 
 
 def law(name: str):

@@ -21,18 +21,15 @@ def test_invariants(name, data, measurements):
     check_invariants(data.draw(LAWS[name]), measurements)
 
 
-OF_A_LAW = {"replay": {"steps": (1,), "lams": (0.1,)}}
-
-
 @pytest.mark.parametrize("bad", UNUSABLE)
 @pytest.mark.parametrize("name", CONTROLLERS)
 def test_a_tick_whose_s_is_no_measurement_is_held(name, bad):
-    check_held(build(name, target_s=0.02, **OF_A_LAW.get(name, {})), bad)
+    check_held(build(name, target_s=0.02), bad)
 
 
-@pytest.mark.parametrize("name", ["none", "fixed", "linear", "cosine", "replay"])
+@pytest.mark.parametrize("name", ["none", "fixed", "linear", "cosine"])
 def test_s_changes_nothing_about_an_open_loop_but_what_is_logged(name):
-    law = build(name, target_s=0.02, **OF_A_LAW.get(name, {}))
+    law = build(name, target_s=0.02)
     _, outputs = run(law, [seen(0.02 * math.exp(error), progress=0.5, step=5) for error in (0.0, 3.0, math.inf, 0.0)])
     assert len({output.lam for output in outputs}) == 1
     assert [output.held for output in outputs] == [False, False, True, False]

@@ -3,7 +3,7 @@ import math
 import pytest
 from invariants import run, seen
 
-from granite_scu.control import Replay
+from research.laws.replay import Replay
 
 
 def test_lambda_is_that_of_the_last_tick_at_or_before_the_step():
