@@ -135,7 +135,7 @@ def scu_config(run: PreparedRun) -> dict:
     return {
         "controller": config.controller,
         "target_s": run.setpoint,
-        "initial_strength": run.controller.lambda_start,  # what acts before the first record of the history
+        "lambda_start": run.controller.lambda_start,  # what acts before the first record of the history
         **as_stored(asdict(run.controller)),
         "control_every": config.every,
         "measure": config.measure,

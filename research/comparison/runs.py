@@ -124,7 +124,7 @@ def _train(run: PreparedRun, asked: dict[str, Any]) -> dict:
     law, ticks = _controller_as_run(run.folder.path), summary.pop("ticks")
     return {
         **summary,
-        "law": {**asked, "lambda_init": law["initial_strength"], "target_s": law["target_s"]},
+        "law": {**asked, "lambda_init": law["lambda_start"], "target_s": law["target_s"]},
         "ticks": ticks,
     }
 

@@ -46,7 +46,7 @@ def repeat(recorded: Path) -> tuple[str, ...]:
     return (
         "--controller-args",
         *(f"{name}={value}" for name, value in found.items()),
-        f"initial={start['initial_strength']}",
+        f"initial={start['lambda_start']}",
     )
 
 
