@@ -1,15 +1,13 @@
 """What of a run folder is published, checked and made safe to publish; everything else stays where it is."""
 
 import os
-import struct
-import zlib
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from jinja2 import TemplateError
 
@@ -47,10 +45,11 @@ REQUIRED = (
     CONTROL_CONFIG,
     METRICS,
     HISTORY,
-    "control.png",
 )
-OPTIONAL = ("control.svg", "chat_template.jinja", "special_tokens_map.json", "added_tokens.json")
-PUBLISHED = (MODEL_CARD, *REQUIRED, *OPTIONAL)
+PICTURES = ("control.png", "control.svg")
+"""Drawn again from the history: what else a file of the folder may hold stays there."""
+OPTIONAL = ("chat_template.jinja", "special_tokens_map.json", "added_tokens.json")
+PUBLISHED = (MODEL_CARD, *REQUIRED, *PICTURES, *OPTIONAL)
 """Everything that is ever uploaded. The card is built again."""
 
 KEPT = (
@@ -62,7 +61,6 @@ KEPT = (
 
 _UNFINISHED = "the run is not finished; continue it with --resume-from-checkpoint last"
 _REMEDY = {
-    "control.png": "draw it with: python -m granite_scu.viz.control_plot RUN",
     METRICS: _UNFINISHED,
     HISTORY: _UNFINISHED,
 }
@@ -127,7 +125,7 @@ def prepare(
         facts |= {"base_model": base, "repo_id": repo_id, "revision": revision, "license": licence}
         evaluation, problem = attempt(model_card.evaluation_of, folder)
         facts["evaluation"] = evaluation
-        files = {MODEL_CARD: model_card.model_card(facts).encode(), **files}
+        files = {MODEL_CARD: model_card.model_card(facts).encode(), **files, **_pictures(folder)}
         notes = tuple(_notes(facts))
     # All of them at once: what has leaked must not wait behind another refusal.
     found = [attempt(_check_content, folder, name, content)[1] for name, content in files.items()]
@@ -160,7 +158,7 @@ def _survey(folder: Path) -> list[str]:
     for name in REQUIRED:
         if not (folder / name).is_file():
             remedy = _REMEDY.get(name, "the run folder is not complete")
-            raise UserError(f"{folder}: {name} is missing; {remedy.replace('RUN', str(folder))}")
+            raise UserError(f"{folder}: {name} is missing; {remedy}")
     names = sorted(entry.name for entry in folder.iterdir() if entry.name not in PUBLISHED)
     for name in names:
         if any(fnmatch(name, pattern) for pattern in KEPT):
@@ -179,14 +177,19 @@ def _content(folder: Path, name: str) -> bytes:
     if not path.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{path}: is a link to a file outside the run folder; put the file itself there")
     try:
-        content = path.read_bytes()
-        if name.endswith(".svg"):
-            check_svg(content)
-        return bare_png(content) if name.endswith(".png") else content
+        return path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise UserError(f"{path}: {error}; {_REMEDY['control.png'].replace('RUN', str(folder))}") from error
+
+
+def _pictures(folder: Path) -> dict[str, bytes]:
+    """The run's pictures, by name: the same run gives the same bytes."""
+    from granite_scu.viz.control_plot import plot_control  # late: Matplotlib
+    from granite_scu.viz.run_folder import read_run
+    from granite_scu.viz.style import as_designed, save
+
+    with tempfile.TemporaryDirectory() as drawn, as_designed():
+        return {file.name: file.read_bytes() for file in save(plot_control(read_run(folder)), Path(drawn) / "control")}
 
 
 def _base(folder: Path, of_run: str, of_adapter: str | None, given: str | None) -> str:
@@ -245,71 +248,3 @@ def _notes(facts: Mapping[str, Any]) -> list[str]:
     if facts["evaluation"] is None:
         notes.append("no interval: granite-scu eval has not scored this folder")
     return notes
-
-
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_SHOWN = (b"IHDR", b"PLTE", b"tRNS", b"gAMA", b"cHRM", b"sRGB", b"sBIT", b"bKGD", b"pHYs", b"IDAT", b"IEND")
-"""The chunks of a PNG that say how it looks. Texts, times and profiles are others."""
-
-_ELEMENTS = {
-    "svg", "defs", "style", "g", "path", "use", "clipPath", "rect", "circle", "ellipse", "line", "polyline", "polygon",
-    "text", "tspan", "title", "desc", "linearGradient", "radialGradient", "stop", "mask", "pattern", "symbol",
-    "metadata", "RDF", "Work", "type", "format", "creator", "Agent", "date",
-}  # fmt: skip
-"""What a drawing has, and matplotlib's note of where it is from."""
-
-
-def bare_png(content: bytes) -> bytes:
-    """A PNG of the chunks alone that show something; what stands in others, or after its end, is left out.
-
-    Raises:
-        ValueError: it is no PNG, or not whole.
-    """
-    if not content.startswith(_SIGNATURE):
-        raise ValueError("is not a PNG picture")
-    kept, at, kind = _SIGNATURE, len(_SIGNATURE), b""
-    while kind != b"IEND":
-        size = int.from_bytes(content[at : at + 4], "big")
-        kind, end = content[at + 4 : at + 8], at + 12 + size
-        if end > len(content) or struct.pack(">I", zlib.crc32(content[at + 4 : end - 4])) != content[end - 4 : end]:
-            raise ValueError("is not a whole PNG picture")
-        kept, at = kept + (content[at:end] if kind in _SHOWN else b""), end
-    return kept
-
-
-def check_svg(content: bytes) -> None:
-    """Refuse a drawing that does something, or loads something from elsewhere.
-
-    Raises:
-        ValueError: says what it holds.
-    """
-    if b"<!ENTITY" in content or content.count(b"<?") > content.startswith(b"<?xml "):
-        raise ValueError("defines entities, or names a style sheet")
-    try:
-        root = ElementTree.fromstring(content)
-    except (ElementTree.ParseError, LookupError, ValueError) as error:
-        raise ValueError(f"is not XML ({error})") from error
-    for element in root.iter():
-        tag = _local(element.tag)
-        if tag not in _ELEMENTS:
-            raise ValueError(f"holds <{tag}>")
-        for name, value in element.attrib.items():
-            if _local(name).lower().startswith("on"):
-                raise ValueError(f"holds {_local(name)}, which runs a script")
-            if _local(name) in ("href", "src") and not value.strip().startswith("#"):
-                raise ValueError(f"refers to something outside of it by {_local(name)}")
-            _check_style(value if _local(name) != "resource" else "")  # which is where matplotlib's note is explained
-        _check_style(element.text or "" if tag == "style" else "")
-
-
-def _check_style(text: str) -> None:
-    """Refuse a style that loads something. Escapes would hide it, and no style of a chart has one."""
-    small = "".join(text.lower().split())
-    loads = small.count("url(") != small.count("url(#")
-    if loads or "//" in small or "@import" in small or "javascript:" in small or "\\" in small:
-        raise ValueError("has a style that loads something")
-
-
-def _local(name: object) -> str:
-    """A name without its namespace; processing instructions have none."""
-    return name.rpartition("}")[2] if isinstance(name, str) else "a processing instruction"

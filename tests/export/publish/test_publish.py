@@ -29,10 +29,10 @@ def test_a_run_arrives_in_one_commit(push, hub, run):
     assert (code, err) == (0, ""), out + err
     repo = hub.repos[REPO]
     there = repo.branches["main"]
-    expected = {"README.md", *selection.REQUIRED, "control.svg", "chat_template.jinja", ".gitattributes"}
+    expected = {"README.md", *selection.REQUIRED, *selection.PICTURES, "chat_template.jinja", ".gitattributes"}
     assert set(there) == expected
     assert len(repo.commits) == 1 and not repo.private
-    for name in expected - {"README.md", ".gitattributes", "control.png"}:  # of that, what shows
+    for name in expected - {"README.md", ".gitattributes"}:
         assert there[name] == (run / name).read_bytes(), name
     assert f'adapter = "{REPO}"' in there["README.md"].decode()
     assert out.rstrip().endswith(f"public: {hub.url}/{REPO}")

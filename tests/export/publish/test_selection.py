@@ -1,16 +1,12 @@
 """What is refused before anything leaves the machine, and what a stranger gets to see of what does leave."""
 
 import hashlib
-import io
 import json
 import os
 import re
 import shutil
-import struct
-import zlib
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from huggingface_hub import ModelCard
@@ -127,29 +123,13 @@ SPOILT = [
             ("tokenizer_config.json", b"{", 1, b'{"note": "\\u0068f_' + b"a1B2" * 9 + b'",'),
             ("tokenizer_config.json", b"{", 1, b'{"\\u0068\\u0066_' + b"a1B2" * 9 + b'": 1,'),
             ("chat_template.jinja", b"{", 1, b"{# \\x68f_" + b"a1B2" * 9 + b" #}{"),
-            ("control.svg", b"<metadata>", 5, b"<metadata><title>&#104;f_" + b"a1B2" * 9 + b"</title>"),
         )
     ),
-    *(
-        (in_place_of("control.svg", b"</svg>", active + b"</svg>"), f"control.svg: {words}")
-        for active, words in (
-            (b"<script>alert(1)</script>", "holds <script>"),
-            (b"<foreignObject/>", "holds <foreignObject>"),
-            (b'<g onload="alert(1)"/>', "holds onload"),
-            (b'<use href="https://evil.test/x.svg#a"/>', "refers to something outside of it by href"),
-            (b'<g style="fill: ur\\6c(https://evil.test)"/>', "has a style that loads something"),
-            (b"<style>@import 'x.css';</style>", "has a style that loads something"),
-            (b"<g style=\"fill: image-set('//evil.test/x' 1x)\"/>", "has a style that loads something"),
-            (b"<", "is not XML"),
-        )
-    ),
-    (in_place_of("control.svg", b"<!DOCTYPE svg", b"<!DOCTYPE svg [<!ENTITY a 'b'>]"), "control.svg: defines entities"),
-    (in_place_of("control.svg", b"<!D", b"<?xml-stylesheet href='//evil.test/x'?><!D"), "or names a style sheet"),
     (in_metadata(SECRETS["a Hugging Face token"]), "adapter_model.safetensors:1: looks like a Hugging Face token"),
     *(
         (
-            lambda run, p=p: change(run / "scu_config.json", replay={"from": [p]}),
-            "scu_config.json: replay.from[0] names",
+            lambda run, p=p: change(run / "scu_config.json", note={"from": [p]}),
+            "scu_config.json: note.from[0] names",
         )
         for p in PATHS
     ),
@@ -159,7 +139,6 @@ SPOILT = [
         for name in ("adapter_config.json", "scu_metrics.json", "tokenizer_config.json")
         for content in (b"{", b"[]", b"\xff\xfe")
     ),
-    (write("control.png", b"<html>"), "control.png: is not a PNG picture"),
     (lambda run: change(run / "adapter_config.json", peft_type="IA3"), "does not describe a LoRA adapter"),
     (
         lambda run: change(run / "adapter_config.json", base_model_name_or_path="ibm-granite/granite-4.0-h-1b"),
@@ -176,18 +155,12 @@ def test_a_spoilt_folder_is_refused_and_no_secret_repeated(run, spoil, words):
     assert not any(secret in said for secret in SECRETS.values())
 
 
-def test_of_a_picture_only_what_shows_is_published(run):
-    """Not its texts, and nothing behind its end."""
-    original = (run / "control.png").read_bytes()
-    said = b"tEXtkey\0" + SECRETS["a Hugging Face token"].encode()
-    chunk = struct.pack(">I", len(said) - 4) + said + struct.pack(">I", zlib.crc32(said))
-    (run / "control.png").write_bytes(original[:33] + chunk + original[33:] + said)
-    published = selection.prepare(run, REPO).files["control.png"]
-    assert SECRETS["a Hugging Face token"].encode() not in published
-    before, after = (plt.imread(io.BytesIO(content), format="png") for content in (original, published))
-    assert np.array_equal(before, after)
-    (run / "control.png").write_bytes(original[:-20])
-    assert "control.png: is not a whole PNG picture" in refused(run)
+def test_pictures_are_drawn_from_the_history_whatever_the_folder_has(run):
+    drawn = {name: (run / name).read_bytes() for name in selection.PICTURES}
+    (run / "control.svg").write_bytes(drawn["control.svg"].replace(b"</svg>", b"<script>alert(1)</script></svg>"))
+    (run / "control.png").unlink()
+    files = selection.prepare(run, REPO).files
+    assert {name: files[name] for name in drawn} == drawn
 
 
 def test_a_secret_of_the_environment_is_found_by_its_value(run, monkeypatch):
