@@ -3,8 +3,8 @@
 
     python benchmarks/controller_overhead.py --quick              the embedded model, under a minute on two cores
     python benchmarks/controller_overhead.py --json > out.json    and ten blocks of Granite-4.0-H-1B at full width
-    python benchmarks/controller_overhead.py --max-drift 2% --model embedded --accumulated 1 --control-every 3 \\
-        --batch 8 --length 64                                     a step of a hundred chats; text: --length 512
+    python benchmarks/controller_overhead.py --max-drift 2% --model embedded --accumulated 1 --control-every 4 \\
+        --batch 8 --length 64           a step of a hundred chats; text: --control-every 10 --length 512
 
 Ours is a run as a user gets it: `--target-s auto`, which finds its setpoint, with a tick every ten steps of four
 micro-batches, the penalty's gradient in every step, history and log. Theirs is the same run without the callback that
