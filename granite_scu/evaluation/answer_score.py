@@ -32,9 +32,16 @@ _TURNING = {"no", "not", "never", "none", "nobody", "nothing", "neither", "nor",
 
 _NUMBER = r"(?<![\w.])-?\d[\d.,:]*\d|(?<![\w.])-\d"
 """With what belongs to it: -5, 3.14, 1,000 and 5:20 are one word each."""
-_CHARACTER = r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
+_MARK = r"[\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0900-\u0903\u093a-\u094f\u0951-\u0957\u0962\u0963"
+_MARK += r"\u0981-\u0dff\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1-\u0ebc\u0ec8-\u0ece"
+_MARK += r"\u102b-\u103e\u17b4-\u17d3\u200c\u200d]"
+"""What belongs to the letter before it, as the vowels of Indic scripts and Thai do: to ``re`` it is no part of a word.
+Of the scripts from Bengali to Sinhala it is any character: they have no marks of punctuation of their own but one."""
+_CHARACTER = r"[\u0e01-\u0eff\u1000-\u102a\u1780-\u17b3\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
 """Of a script without spaces, in which each character counts as a word."""
-_WORD = re.compile(rf"{_NUMBER}|{_CHARACTER}|(?:(?!{_CHARACTER})\w)+")
+_WORD = re.compile(rf"{_NUMBER}|{_CHARACTER}{_MARK}*|(?:(?!{_CHARACTER})\w{_MARK}*)+")
+_THOUGHT = "</think>"
+"""Ends what a model that thinks aloud says before its answer."""
 _PARTS = re.compile(r":\s+|\n+")
 """What divides a question from a text that it is about."""
 _OR = re.compile(r"\b\w+(?:(?:, ?or |, | ?[/|] ?| or )\w+)+"), re.compile(r"\b\w+(?:(?:,? or | ?[/|] ?)\w+)+")
@@ -74,7 +81,8 @@ def words_of(text: str) -> list[str]:
 
 
 def score_answer(answer: str, expected: str, question: str = "") -> AnswerScore:
-    """Compare an answer with the expected one, by the question that was asked."""
+    """Compare an answer with the expected one, by the question that was asked; what was thought before counts not."""
+    answer, expected = (text.rpartition(_THOUGHT)[2] for text in (answer, expected))
     found, wanted = words_of(answer), words_of(expected)
     if not wanted:  # an emoji, say
         same = answer.strip() == expected.strip()

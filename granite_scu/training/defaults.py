@@ -239,10 +239,22 @@ def _length(text: Text | None, cut: Cut, steps: int, blocks: int) -> str:
     each = blocks * text.documents / cut.train
     what = (
         f"{counted(text.documents, 'conversation')}, about {max(1, round(each))} in a step"
+        + _one_is_long(text, cut, steps)
         if text.chats
         else f"{counted(cut.train, 'block')} of {cut.block:,} tokens, {blocks} in a step"
     )
     return f"{counted(steps, 'step')}: {epochs} of {what}"
+
+
+def _one_is_long(text: Text, cut: Cut, steps: int) -> str:
+    """That the longest conversation, which blocks must hold, fills a step with many others; empty where it does not."""
+    block = 1 << math.ceil(math.log2(IN_A_STEP * text.tokens / text.documents))
+    if steps >= MIN_STEPS or text.documents / cut.train <= 2 * IN_A_STEP or block >= min(cut.block, text.longest):
+        return ""
+    return (
+        f", for blocks hold the longest one, of {text.longest:,} tokens; --on-long drop --block-size {block} leaves it "
+        "out, and makes more steps, which teach more"
+    )
 
 
 def _rate(width: int, fills: bool) -> Choice:

@@ -131,3 +131,10 @@ def test_few_epochs_say_why_a_step_is_small():
     text = CHATS[80]._replace(asked=2)
     whys = [choice.why for choice in settle(text, Cut(64, 80, 9, 9), GUIDES, {"data.num_epochs": 2}, 576)]
     assert any("1 conversation in a step" in why and "20 steps" in why for why in whys)
+
+
+@pytest.mark.parametrize(("longest", "said"), [(7034, True), (500, False)])
+def test_one_long_conversation_that_fills_the_steps_is_said_with_what_leaves_it_out(longest, said):
+    text = Text(chats=True, documents=200, tokens=16000, longest=longest)
+    whys = [choice.why for choice in settle(text, Cut(7040, 3, 1, 9), GUIDES, {}, 576)]
+    assert any("--on-long drop --block-size 1024" in why and "7,034" in why for why in whys) == said

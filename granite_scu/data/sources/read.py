@@ -2,6 +2,7 @@
 
 import glob
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ _REMEDY = (
     f"give a {_SUPPORTED} file, also as {' or '.join(files.PACKED)}, a folder or pattern of them, or an embedded "
     f"corpus ({', '.join(EMBEDDED)}), or {HUB_PREFIX}owner/name for a data set of the hub"
 )
+_HELD_OUT = dict.fromkeys(("valid", "validation", "val", "dev"), "--validation-data") | {"test": "--test-data"}
+"""Files beside one of ``train`` that are not trained on, by what their names begin with, and the flag for each."""
 _log = logging.getLogger(__name__)
 
 
@@ -188,12 +191,25 @@ def readable_files(path: str) -> list[Path]:
         raise files.unreadable(path, error) from error
     chosen = [file for file in found if files.kind(file) in formats.SUFFIXES]
     others = Counter(file.suffix.lower() or "no suffix" for file in found if files.kind(file) not in formats.SUFFIXES)
+    _check_divided(path, chosen)
     if not chosen:
         raise UserError(f"--data-dir {path}: {_why_nothing(path, others)}; {_REMEDY}")
     if others:
         listed = _listed(others)
         _log.warning("%s: skipped %d files that are not %s: %s", path, others.total(), _SUPPORTED, listed)
     return chosen
+
+
+def _check_divided(path: str, chosen: Sequence[Path]) -> None:
+    """Refuse a source that is divided by the names of its files: what is held out there would be trained on."""
+    parts = {file: re.split(r"[.\-_]", file.name.lower())[0] for file in chosen}
+    for file in (file for file, part in parts.items() if part in ("train", "training")):
+        if held := [other for other, part in parts.items() if other.parent == file.parent and part in _HELD_OUT]:
+            flags = " ".join(f"{_HELD_OUT[parts[other]]} {other}" for other in held)
+            raise UserError(
+                f"--data-dir {path}: {', '.join(other.name for other in held)} lies beside {file.name}, and would be "
+                f"trained on; give --data-dir {file} {flags}"
+            )
 
 
 def _why_nothing(path: str, others: Counter[str]) -> str:

@@ -76,15 +76,18 @@ class RecordFormat:
 
 
 def from_messages(record: Record) -> Chat:
-    """The messages as they are."""
-    return Chat(record["messages"])
+    """The messages as they are, after the system message that may stand beside them."""
+    return Chat(_with_system(record["system"], record["messages"]))
 
 
 def from_prompt_and_completion(record: Record) -> Chat:
-    """Both are texts, or both are messages."""
-    prompt, completion = record["prompt"], record["completion"]
+    """Both are texts, or both are messages; a system message may stand beside them."""
+    system, prompt, completion = record["system"], record["prompt"], record["completion"]
     if isinstance(prompt, str):
-        return Chat(turns("", prompt, completion), 1, (prompt, completion))
+        messages = turns(system, prompt, completion)
+        plain = "\n\n".join(part for part in (system, prompt) if part.strip()) if system.strip() else prompt
+        return Chat(messages, len(messages) - 1, (plain, completion))
+    prompt = _with_system(system, prompt)
     return Chat(prompt + completion, len(prompt))
 
 
@@ -101,7 +104,7 @@ def from_alpaca(record: Record) -> Chat:
 
 def from_sharegpt(record: Record) -> Chat:
     """The messages, after the system message that may stand beside them."""
-    return Chat([*system_message(record["system"]), *record["conversations"]])
+    return Chat(_with_system(record["system"], record["conversations"]))
 
 
 def from_input_and_output(record: Record) -> Chat:
@@ -116,12 +119,12 @@ def from_question_and_answer(record: Record) -> Chat:
 
 
 FORMATS = (
-    RecordFormat("messages", "messages", ("messages",), (TOOLS, FUNCTIONS), from_messages),
+    RecordFormat("messages", "messages", ("messages",), ("system", TOOLS, FUNCTIONS), from_messages),
     RecordFormat(
         "prompt-completion",
         "prompt and completion",
         ("prompt", "completion"),
-        (TOOLS,),
+        ("system", TOOLS),
         from_prompt_and_completion,
     ),
     RecordFormat("alpaca", "Alpaca", ("instruction", "output"), ("input", "system"), from_alpaca),
@@ -189,6 +192,12 @@ def turns(system: str, user: str, assistant: str) -> list[dict[str, str]]:
 def system_message(text: str) -> list[dict[str, str]]:
     """The message in a list, which is empty where the text is."""
     return [{"role": "system", "content": text}] if text.strip() else []
+
+
+def _with_system(text: str, messages: list[Any]) -> list[Any]:
+    """The messages after a system message, but for one that they have already."""
+    said = system_message(text)
+    return messages if messages[:1] == said else [*said, *messages]
 
 
 def alpaca_prompt(instruction: str, context: str, system: str) -> str:

@@ -1,6 +1,8 @@
 """From a record to a document: its text column, or the conversation that one of the ``record_formats`` makes of it."""
 
+import functools
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -34,6 +36,8 @@ from granite_scu.data.sources.record_formats import (
     matching,
 )
 
+_log = logging.getLogger(__name__)
+
 MESSAGES = "messages"
 SAID = ("role", "content", *REASONING, "name", "tool_calls", "tool_call_id", WEIGHT)
 """The words of a message, without the other fields of its record."""
@@ -58,8 +62,12 @@ def documents_of(records: Iterable[tuple[str, Record]], column: str, record_form
         UserError: as ``as_document``, and conversations in two formats.
     """
     first = None
-    for place, record in records:
+    for number, (place, record) in enumerate(records):
         document = as_document(place, record, column, record_format)
+        if not number and record_format == AUTO and document.record_format == TEXT:
+            for other in matching(record):
+                if all(record[name] for name in other.needed):
+                    _say_passed_over(place, column, other)
         if isinstance(document, Conversation):
             first = first or document.record_format
             if document.record_format != first:
@@ -69,6 +77,13 @@ def documents_of(records: Iterable[tuple[str, Record]], column: str, record_form
                     f"{before.label} ({', '.join(before.needed)}); put each format into a file of its own"
                 )
         yield document
+
+
+@functools.cache  # files are read more than once
+def _say_passed_over(place: str, column: str, other: RecordFormat) -> None:
+    """Warn that a record whose text is read is a conversation in another format, too."""
+    fields, remedy = " and ".join(other.needed), f"--record-format {other.name} reads these instead"
+    _log.warning("%s: its %s is read, and all of it learned; not so %s beside it: %s", place, column, fields, remedy)
 
 
 def as_document(place: str, record: Record, column: str, record_format: str = AUTO) -> Document:

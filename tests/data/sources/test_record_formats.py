@@ -30,8 +30,14 @@ def said(*messages: str) -> list[dict[str, str]]:
 
 
 LITERAL = {
-    "messages": ({"messages": said("user: hi", "assistant: yo")}, said("user: hi", "assistant: yo")),
-    "prompt-completion": ({"prompt": "hi", "completion": "yo"}, said("user: hi", "assistant: yo")),
+    "messages": (
+        {"system": "Be kind.", "messages": said("user: hi", "assistant: yo")},
+        said("system: Be kind.", "user: hi", "assistant: yo"),
+    ),
+    "prompt-completion": (
+        {"prompt": "hi", "completion": "yo", "system": "Be kind."},
+        said("system: Be kind.", "user: hi", "assistant: yo"),
+    ),
     "alpaca": (
         {"instruction": "Add.", "input": "1 and 2", "output": "3", "system": "Be brief."},
         said("system: Be brief.", "user: Add.\n\n1 and 2", "assistant: 3"),
@@ -66,6 +72,15 @@ def write(path: Path, *records: dict) -> Path:
 def refused(tmp_path: Path, *records: dict, column: str = "text", record_format: str = AUTO) -> str:
     path = write(tmp_path / "records.jsonl", *records)
     return refused_data(path, column, begins=f"--data-dir {path}:{len(records)}: ", record_format=record_format)
+
+
+def test_a_text_beside_a_conversation_is_read_and_that_is_said_once(tmp_path, caplog):
+    record = {"instruction": "Add.", "input": "1 and 2", "output": "3", "text": "Below is an instruction. Add. 3"}
+    path = write(tmp_path / "records.jsonl", record, record)
+    documents = [load(str(path), "text") for _ in range(2)]
+    assert {document.text for found in documents for document in found} == {record["text"]}
+    [said] = [message for message in caplog.messages if "--record-format alpaca" in message]
+    assert f"{path}:1" in said and "instruction and output" in said
 
 
 def test_every_format_has_a_name_in_the_settings_and_a_literal_record():

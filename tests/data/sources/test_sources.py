@@ -61,6 +61,18 @@ def test_a_folder_is_read_in_depth_sorted_and_what_is_skipped_is_counted(tmp_pat
     )
 
 
+@pytest.mark.parametrize("held", ["test.jsonl", "Validation-00000-of-00001.jsonl"])
+def test_a_folder_that_its_files_divide_is_refused_with_the_flags_to_give(tmp_path, held):
+    for name in ("train.jsonl", "notes.jsonl", held):
+        (tmp_path / name).write_text('{"text": "one"}\n')
+    flag = "--test-data" if held.startswith("test") else "--validation-data"
+    said = refused(str(tmp_path))
+    assert f"{held} lies beside train.jsonl" in said
+    assert f"give --data-dir {tmp_path / 'train.jsonl'} {flag} {tmp_path / held}" in said
+    (tmp_path / "train.jsonl").rename(tmp_path / "tests.jsonl")
+    assert len(load(str(tmp_path), "text")) == 3
+
+
 def test_empty_texts_are_counted_and_named(tmp_path, caplog):
     path = jsonl(tmp_path, '{"text": "one"}', '{"text": ""}', '{"text": " \\n"}')
     assert [document.text for document in load(str(path), "text")] == ["one"]
