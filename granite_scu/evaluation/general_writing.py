@@ -86,7 +86,7 @@ def general_text(
         UserError: the template ends no turn, or the model writes nothing that can be used.
     """
     rows = len(model.get_input_embeddings().weight)
-    openings = [" ".join(question.split()[:FIRST_WORDS]) for question in questions if question.strip()]
+    openings = [opening_of(question) for question in questions if question.strip()]
     if (known := kept(place := place_of(tokenizer, tokens, seed, base, openings), tokenizer, rows)) is not None:
         return known
     began = time.monotonic()
@@ -98,6 +98,18 @@ def general_text(
             place.parent.mkdir(parents=True, exist_ok=True)
             text.write(place, tokenizer)
     return text
+
+
+def opening_of(question: str) -> str:
+    """How a question begins: its first words, or a third of one that is no longer, or has no spaces.
+
+    >>> opening_of("What is a walrus?"), opening_of("Define photosynthesis")
+    ('What is', 'Define')
+    """
+    words = question.split()
+    if len(words) > FIRST_WORDS:
+        return " ".join(words[:FIRST_WORDS])
+    return question.strip()[: max(1, len(question.strip()) // 3)].strip()
 
 
 def kept(place: Path | None, tokenizer: PreTrainedTokenizerBase, rows: int | None = None) -> GeneralText | None:

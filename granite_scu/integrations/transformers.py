@@ -367,7 +367,8 @@ class ShannonCallback(TrainerCallback, ExportableState):
                     self._general = manifest.sha256(path)
             budget, turns = float(self._drift.max_drift or 0), saved.get("loop", {}).get("drift")
             step = self._tokens_per_step
-            sizes = anchor_tokens(step), steering_tokens(step * self._config.every)
+            anchor = anchor_tokens(step, args.gradient_accumulation_steps)
+            sizes = anchor, steering_tokens(step * self._config.every)
             return HeldDrift(plant.as_trained(), text.batches(*sizes, padding_of(tokenizer)), budget, turns)
 
     # The rest

@@ -149,12 +149,17 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """The model's dropout layers off, for as long as the context lasts."""
+    """The model's dropout off, that of attention's weights too, for as long as the context lasts."""
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Dropout) and layer.training]
+    shares = [(layer, layer.attention_dropout) for layer in model.modules() if getattr(layer, "attention_dropout", 0)]
     for layer in layers:
         layer.eval()
+    for layer, _ in shares:
+        layer.attention_dropout = 0.0
     try:
         yield
     finally:
         for layer in layers:
             layer.train()
+        for layer, share in shares:
+            layer.attention_dropout = share

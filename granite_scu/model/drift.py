@@ -230,7 +230,7 @@ class GeneralPart:
 
     def follow(self, turns: Turns) -> Drift:
         """The same from one batch of it, and from what was read before; the first time from all of them."""
-        if not turns.latest:
+        if len(turns.latest) != len(self._batches):  # none yet, or of a run whose ticks read other parts
             return self._drift(turns.begin(self._read(range(len(self._batches)))))
         turns.next_tick()
         nats = turns.follow(*self._read([turns.due]))
@@ -359,9 +359,9 @@ def steering_tokens(tokens_per_tick: int) -> int:
     return min(READ_AT_ONCE, max(MIN_READ, tokens_per_tick // READ_SHARE))
 
 
-def anchor_tokens(tokens_per_step: int) -> int:
-    """Positions of an anchor batch."""
-    return max(MIN_ANCHOR, tokens_per_step // ANCHOR_SHARE)
+def anchor_tokens(tokens_per_step: int, accumulated: int = 1) -> int:
+    """Positions of an anchor batch: as many as a micro-batch has at most, whose memory is known to be there."""
+    return max(MIN_ANCHOR, min(tokens_per_step // ANCHOR_SHARE, tokens_per_step // accumulated))
 
 
 def _rows(own: dict[str, Tensor], whole: dict[str, Tensor]) -> _Rows:

@@ -118,7 +118,8 @@ def _drift(run: PreparedRun) -> DriftMeter | None:
     if asked.max_drift is None:
         return None
     step, every = run.length.tokens_per_step, run.request.control.every
-    sizes = anchor_tokens(step), steering_tokens(step * every)
+    accumulated = run.request.trainer.accumulate_grad_batches
+    sizes = anchor_tokens(step, accumulated), steering_tokens(step * every)
     budget, bounds = float(asked.max_drift), (run.controller.lambda_min, run.controller.lambda_max)
     return DriftMeter(partial(general_data.obtain, run), budget, bounds, *sizes, padding_of(run.tokenizer))
 

@@ -123,7 +123,7 @@ def _seconds(run: PreparedRun, here: bool) -> float | None:
     blocks = validations(length.steps, done, run.intervals.validation) * run.validation_blocks
     read = (blocks + run.scored_blocks) * block
     if run.request.drift.max_drift is not None:
-        learned += steps * anchor_tokens(length.tokens_per_step)
+        learned += steps * anchor_tokens(length.tokens_per_step, run.request.trainer.accumulate_grad_batches)
         read += ticks * steering_tokens(length.tokens_per_step * every)
     elif run.controller.needs_slopes:
         learned += ticks * run.request.data.batch_size * block * machine.world_size
@@ -312,7 +312,7 @@ def _time(facts: dict[str, Any]) -> str:
     questions = facts["questions_s_at_most"]
     then = f"; then questions, at most {duration(questions)}" if questions else ""
     first = "some minutes of compiling, then " if facts["compiled"] else ""
-    if facts.get("max_drift") is not None and not facts["general_data"]:
+    if facts.get("max_drift") is not None and not (facts["general_data"] or facts["first_step"]):
         first = f"first the base model writes general text (kept for other runs), then {first}"
     return f"{first}about {duration(seconds)} of training and validation, a rough estimate {basis}{then}"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.model import kl_divergence
-from granite_scu.model.drift import GeneralPart, Turns
+from granite_scu.model.drift import MIN_ANCHOR, GeneralPart, Turns, anchor_tokens
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.saved_adapter import open_initial_adapter
 from granite_scu.storage.checkpoint import save_adapter
@@ -190,6 +190,28 @@ def test_a_sum_is_followed_by_one_part_at_a_time(growth):
     assert math.isnan(turns.follow(math.nan)) and turns.due == 1  # and again
     turns.next_tick()
     assert turns.follow(10.0 * growth**9) == pytest.approx(14 * growth**9)
+
+
+def test_an_anchor_has_a_tenth_of_a_step_and_no_more_than_a_micro_batch():
+    assert [anchor_tokens(32_768, 4), anchor_tokens(32_768, 32), anchor_tokens(100)] == [3276, 1024, MIN_ANCHOR]
+
+
+def test_a_run_that_is_continued_with_other_ticks_reads_all_parts_anew_and_attention_drops_nothing(
+    make_module, fit, make_batches
+):
+    class Look(L.Callback):
+        def on_train_start(self, trainer, module):
+            part, turns = GeneralPart(module.as_trained(), make_batches(3, seed=9)), Turns()
+            turns.begin([1.0])
+            dropping = [layer for layer in module.model.modules() if hasattr(layer, "attention_dropout")]
+            for layer in dropping:
+                layer.attention_dropout = 0.5
+            assert dropping and max(float(g.abs().max()) for g in part.gradient(0)) == 0  # as it began
+            give_size(module)
+            assert part.follow(turns) == part.read() and len(turns.latest) == 3
+            assert {layer.attention_dropout for layer in dropping} == {0.5}
+
+    fit(make_module(), make_batches(1), callbacks=[Look()])
 
 
 class Counted(L.Callback):
