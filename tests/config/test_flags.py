@@ -78,7 +78,7 @@ PROMISED = {
     "--chat-template-args": "none",
     "--controller-args": "none",
     "--output-dir": "./granite_cuda_output",
-    "--max-steps": "as the data fill, 1000 at most; off when --num-epochs is given alone",
+    "--max-steps": "as the data fill, 1000 at most, chats 5000; off when --num-epochs is alone",
     "--batch-size": "8, fewer where there are few data",
     "--eval-batch-size": "--batch-size",
     "--gradient-accumulation-steps": "4, fewer where there are few data",
@@ -93,7 +93,7 @@ PROMISED = {
     "--control-every": "10, fewer in a short run with a controller",
     "--n-tokens": "supervised tokens of the training set",
     "--save-steps": "half of the run, 500 at most",
-    "--eval-steps": "a fifth to a tenth of the run, 200 at most",
+    "--eval-steps": "a fifth to a tenth of the run, 500 at most",
 }
 
 # What is shown of settings that each law has its own default of: pi's, or the first one's that has the setting.
