@@ -48,9 +48,9 @@ def quickly(monkeypatch):
     """Loaders that look at their processes after a moment; what they do without one, they say once."""
     monkeypatch.setattr(workers, "LOOK", 0.4)
 
-    def loader(dataset, **settings):
+    def loader(dataset, patience=0.8, **settings):
         begin = {"worker_init_fn": leave_signals_to_the_run, "persistent_workers": True}
-        return SteadyLoader(dataset, num_workers=2, patience=0.8, **begin, **settings)
+        return SteadyLoader(dataset, num_workers=2, patience=patience, **begin, **settings)
 
     return loader
 
@@ -60,11 +60,12 @@ def given_up(caplog) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("number", "words"), [(signal.SIGKILL, "ended by another"), (signal.SIGSTOP, "done nothing for 1 seconds")]
+    ("number", "patience", "words"),
+    [(signal.SIGKILL, 60, "ended by another"), (signal.SIGSTOP, 0.8, "done nothing for 1 seconds")],
 )
-def test_a_process_that_is_killed_or_hangs_is_done_without(quickly, caplog, number, words):
+def test_a_process_that_is_killed_or_hangs_is_done_without(quickly, caplog, number, patience, words):
     before = set(psutil.Process().children())
-    loader = quickly(range(40))
+    loader = quickly(range(40), patience)
     batches = iter(loader)
     first = [int(next(batches)) for _ in range(3)]
     children = set(psutil.Process().children()) - before
