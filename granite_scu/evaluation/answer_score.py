@@ -81,7 +81,7 @@ def words_of(text: str) -> list[str]:
 
 
 def score_answer(answer: str, expected: str, question: str = "") -> AnswerScore:
-    """Compare an answer with the expected one, by the question that was asked; what was thought before counts not."""
+    """Compare an answer with the expected one, by the question that was asked; thoughts before either do not count."""
     answer, expected = (text.rpartition(_THOUGHT)[2] for text in (answer, expected))
     found, wanted = words_of(answer), words_of(expected)
     if not wanted:  # an emoji, say
