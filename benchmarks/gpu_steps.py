@@ -4,7 +4,7 @@
     python benchmarks/gpu_steps.py trace --device cpu
     python benchmarks/gpu_steps.py syncs --device cuda
 
-``syncs`` trains with `--target-s auto` and has PyTorch refuse every call that waits for the GPU, in micro-batches
+``syncs`` trains with `--target-s 2%` and has PyTorch refuse every call that waits for the GPU, in micro-batches
 between two ticks; the first steps, which compile and allocate, are left out. Under fp16 the loss scaler waits by
 design. ``trace`` records some steps with PyTorch's profiler. Both print JSON, times in milliseconds a step.
 """
@@ -119,7 +119,7 @@ def syncs(device: str, precision: str) -> dict[str, Any]:
         raise UserError("syncs: a CPU is not waited for; use --device cuda")
     case = training.Case("embedded", precision, 8, 128)
     watch = NoWaiting(DEFAULT_EVERY, GUARDED, torch.cuda.set_sync_debug_mode)
-    flags = ("--target-s", "auto", "--control-every", str(DEFAULT_EVERY), "--gradient-accumulation-steps", "2")
+    flags = ("--target-s", "2%", "--control-every", str(DEFAULT_EVERY), "--gradient-accumulation-steps", "2")
     waits = None
     try:
         train(device, case, GUARDED + 5, flags, watch)

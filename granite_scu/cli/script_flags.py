@@ -207,7 +207,7 @@ def layers_of(asked: dict[str, Any], dotted: bool = False) -> Layers:
     # --test-run changes defaults only, so its file lies below the preset; so does a continued run's.
     below = [config_layers.of_file(str(shipped.TEST_RUN))] if asked.get("test_run") else []
     if below and config_layers.has_value((given | keys).get("drift.max_drift")):
-        given.setdefault("control.target_s", "auto")  # it holds an S, which makes way for what is asked for
+        given.setdefault("control.target_s", None)  # it holds an S, which makes way for what is asked for
     if "run.resume" in given:
         below += settings_of_the_run(given)
     files = [config_layers.of_file(name) for name in _listed(asked.get("config"))]

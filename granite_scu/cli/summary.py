@@ -12,7 +12,6 @@ from granite_scu.control.units import counted, duration, per_cent
 from granite_scu.evaluation.bpt.report import shown_answers
 from granite_scu.storage.run_folder import ANSWERS, LAST_ADAPTER, TRAINING_CONFIG, read_if_there
 from granite_scu.training.callbacks.samples import MAX_SECONDS
-from granite_scu.viz import adapter_size
 from granite_scu.viz.run_folder import read_validations
 from granite_scu.viz.what_now import lower_rate, scaled_by, verdict, why_kept
 
@@ -40,7 +39,7 @@ SHOWN = 4
 
 def print_summary(summary: dict[str, Any], folder: Path, console: Console, chats: bool = False) -> None:
     """The table at the end of a run, what was learned and lost, and what to do next, of texts or of ``chats``."""
-    start, size = summary.get("start_test_bpt"), adapter_size.describe(summary)
+    start = summary.get("start_test_bpt")
     without = summary["control"]["held_ticks"]
     tested, validated = summary["base_test_bpt"] is not None, summary["best_val_bpt"] is not None
     facts = {
@@ -56,7 +55,6 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console, chats
         "S at the end": _s(summary) if summary["lambda"] else None,
         "S* reached": None if summary["s_target"] is None else _reachability(summary),
         "lambda at the end": f"{summary['lambda']:.4g}" if summary["lambda"] else None,
-        "adapter size": size,
         "ticks without a measurement": f"{without}" if without else None,
         "training": _training(summary),
         "ended": ENDED.get(summary["stopped"]["reason"], "at step {step:,}").format(step=summary["stopped"]["step"]),

@@ -15,7 +15,6 @@ from granite_scu.config.request import Request
 from granite_scu.hardware import presets
 from granite_scu.storage import checkpoint_list
 from granite_scu.storage.run_folder import RunFolder
-from granite_scu.training.controller import build_controller
 
 
 def refuse(layers: Layers, writes: bool = True, opens: bool = True) -> None:
@@ -70,7 +69,6 @@ def check_what_is_there(request: Request, writes: bool) -> None:
             checkpoint_list.check_there(folder, run.resume)
         check_folder(folder, request)
         check_loggers(run.loggers, run.logger_offline)
-    build_controller(request.control)
     check_data(request.data)
     if not run.resume:  # a run that is continued has its text in its folder
         check_general(request.drift)

@@ -177,9 +177,8 @@ _SHOWN: dict[str, dict[str, Any]] = {
         "help": f"the law that sets lambda: {', '.join(CONTROLLERS)}; or a class, package.module:Class",
     },
     "control.target_s": {
-        "default": "none, or auto where another setting of pi is given",
-        "help": "setpoint S* as a share, such as 0.1 or 10%; auto finds it during the run, from the slope of the "
-        "held-out loss",
+        "default": "none",
+        "help": "setpoint S* as a share, such as 0.1 or 10%",
     },
     "control.every": {"default": "10, fewer in a short run with a controller"},
     "control.controller_args": {"default": "none"},

@@ -26,7 +26,7 @@ from granite_scu.config.settings import (
     check,
     check_refused,
 )
-from granite_scu.control import AUTO, find, tracks
+from granite_scu.control import find, tracks
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 
 
@@ -59,6 +59,8 @@ class Request:
         is_seed = isinstance(self.seed, int) and 0 <= self.seed < 2**32
         check(is_seed, "--seed", self.seed, f"must be a whole number from 0 to {2**32 - 1}")
         check_budget(self.drift, self.control, self.run)
+        if self.drift.max_drift is None:
+            self.control.law()  # of a budget the setpoint of drift is known later
         if self.run.stop_at_equilibrium:
             check_equilibrium_stop(self.control)
         self._check_law()
@@ -208,7 +210,7 @@ def check_budget(drift: DriftConfig, control: ControlConfig, run: RunConfig) -> 
         return
     one = "the loop holds either drift or S"
     for flag, value, usual, why in (
-        ("--target-s", control.target_s, "auto", one),
+        ("--target-s", control.target_s, None, one),
         ("--controller", control.controller, "pi", "drift is held by --controller pi"),
         ("--actuator", control.actuator, "loss", "drift is held through the loss"),
         ("--stop-at-equilibrium", run.stop_at_equilibrium, None, one),
@@ -232,11 +234,6 @@ def check_equilibrium_stop(config: ControlConfig) -> None:
     if not tracks(find(config.controller)):
         reason = "follows no setpoint, so nothing settles"
         raise UserError(f"--stop-at-equilibrium: --controller {config.controller} {reason}; use --early-stopping")
-    if config.target_s == AUTO:
-        raise UserError(
-            "--stop-at-equilibrium: --target-s auto moves the setpoint, so S never settles; give a setpoint, such as "
-            "--target-s 10%, or use --early-stopping, which plain LoRA has too"
-        )
     if isinstance(config.target_s, float) and (1 + Equilibrium.band) * config.target_s >= 1:
         reason = f"its band of {Equilibrium.band:.0%} reaches to 1, which S cannot cross, so nothing can be shown"
         raise UserError(f"--stop-at-equilibrium: --target-s {config.target_s:g}: {reason}; take at most 0.9")

@@ -150,14 +150,13 @@ class Group:
     def __post_init__(self) -> None:
         for each in fields(cast(Any, self)):
             given = value = getattr(self, each.name)
-            if value is None or value == each.default == "auto":
+            if value is None:
                 continue
             if each.type in (float | str, float | str | None):
-                words = f"is no share, such as 10% or 0.1{', and not auto' if each.default == 'auto' else ''}"
                 try:
                     object.__setattr__(self, each.name, value := share(value))
                 except ValueError:
-                    check(False, name_of(each), given, words)
+                    check(False, name_of(each), given, "is no share, such as 10% or 0.1")
             if rule := each.metadata.get("rule"):
                 check(rule[0](value), name_of(each), given if isinstance(given, str) else value, rule[1])
 
@@ -595,9 +594,8 @@ class ControlConfig(Group):
     Attributes:
         controller: name of the law, one of ``CONTROLLERS``, or where its class is, as ``package.module:Class``. A
             run has none that was given no setting of a controller but ``every``, and no budget of drift.
-        target_s: the setpoint S*, a share such as 0.1 or 10%, or auto: pi's setpoint is moved at every tick by the
-            slope of the held-out loss. No share serves all data and models (docs/research/results.md), so pi
-            takes none by default. A law without a setpoint ignores it.
+        target_s: the setpoint S*, a share such as 0.1 or 10%. None serves all data and models
+            (docs/research/results.md), so pi has no default. A law without a setpoint ignores it.
         every: optimizer steps between ticks; null takes 10, and fewer in a short run.
         kp: proportional gain: change of ln lambda per unit of error, which pi takes in the logit of S.
         ki: integral gain, per tick.
@@ -614,7 +612,7 @@ class ControlConfig(Group):
     """
 
     controller: str = "pi"
-    target_s: float | str = setting("auto", rule=(_BETWEEN_0_AND_1[0], f"{_BETWEEN_0_AND_1[1]}, or be auto"))
+    target_s: float | str | None = setting(None, rule=_BETWEEN_0_AND_1)
     every: int | None = setting(None, "--control-every", _at_least(1))
     kp: float | None = setting(None, rule=_POSITIVE)
     ki: float | None = setting(None, rule=_POSITIVE)
@@ -640,7 +638,8 @@ class ControlConfig(Group):
             check(value is None or low <= value <= high, flag, value, bounds)
         _check_named(self.controller_args, "--controller-args", "gain=0.3")
         self._check_measure()
-        self.law()
+        if self.target_s is not None or not tracks(find(self.controller)):  # one without waits for a budget of drift
+            self.law()
 
     def law(self) -> Controller[Any]:
         """The law with its settings. A class from outside is imported.
@@ -662,14 +661,12 @@ class ControlConfig(Group):
         check_refused(self.controller, law, (f"--actuator {self.actuator}", f"--measure {self.measure}"))
         found = {name: value for name, value in vars(self).items() if name not in ("controller", "every")}
         if not tracks(law):
-            found["target_s"] = None  # the configuration has one or auto; a law that uses none is not judged by it
+            found["target_s"] = None  # a law that uses none is not judged by it
         return found | {"own": named_values(found.pop("controller_args"))}
 
     def _check_measure(self) -> None:
         """What pi knows beforehand, it knows of the update."""
         if self.controller == "pi" and self.measure != "delta":
-            remedy = "--target-s auto works with delta alone; give a setpoint, such as 10%"
-            check(self.target_s != "auto", "--measure", self.measure, remedy)
             remedy = "pi cannot schedule its gains by it, for A is not zero before training; give --kp and --ki"
             check(None not in (self.kp, self.ki), "--measure", self.measure, remedy)
 
@@ -757,17 +754,6 @@ def check_drift(every: int, steps: int) -> None:
         raise UserError(
             f"--max-drift: the run measures drift {ticks} times (its steps, {steps}, by --control-every {every}), and "
             f"needs {MIN_DRIFT_TICKS}; {denser}train for longer (--num-epochs, or --max-steps)"
-        )
-
-
-def check_slopes(every: int, steps: int) -> None:
-    """Refuse ``--target-s auto`` in a run of one tick, in which it could not act. Raises UserError."""
-    if steps <= every:
-        ticks = f"set --control-every to less than {steps}, or " if steps > 1 else ""
-        longer = "train for longer (--num-epochs, or fewer --gradient-accumulation-steps)"
-        raise UserError(
-            f"--target-s auto: acts after each {every} optimizer steps (--control-every), and the run has {steps}; "
-            f"{longer}, {ticks}train plain LoRA: --controller none"
         )
 
 

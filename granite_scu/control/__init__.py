@@ -9,7 +9,6 @@ from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from typing import Any, cast
 
-from granite_scu.control.laws.auto import START, AutoSetpoint
 from granite_scu.control.laws.base import Controller, Measurement, Output
 from granite_scu.control.laws.open_loop import Cosine, Fixed, Linear, NoControl, OpenLoop
 from granite_scu.control.laws.pi import PI
@@ -17,7 +16,6 @@ from granite_scu.control.laws.pi import PI
 __all__ = [
     "CONTROLLERS",
     "PI",
-    "AutoSetpoint",
     "Controller",
     "Cosine",
     "Fixed",
@@ -37,9 +35,6 @@ CONTROLLERS: dict[str, type[Controller[Any]]] = {
     "cosine": Cosine,
     "pi": PI,
 }
-
-AUTO = "auto"
-"""In place of a setpoint: the run finds it."""
 
 
 def find(name: str) -> type[Controller[Any]]:
@@ -69,7 +64,7 @@ def find(name: str) -> type[Controller[Any]]:
     return cast(type[Controller[Any]], found)
 
 
-_PARTS = ("needs_kl", "needs_slopes", "setpoint", "lambda_start", "init", "update")
+_PARTS = ("setpoint", "lambda_start", "init", "update")
 """What ``Controller`` has."""
 
 
@@ -83,7 +78,7 @@ def build(name: str, own: Mapping[str, Any] | None = None, **settings: Any) -> C
 
     One set of settings serves every controller, so the others are passed over; None stands for a field's own default.
     ``own`` are settings that are this controller's alone, and must be fields of it.
-    ``target_s`` means ``setpoint``; where it is auto, pi's setpoint is moved by ``AutoSetpoint``.
+    ``target_s`` means ``setpoint``.
 
     >>> build("fixed", target_s=0.02, kp=1.0, lambda_init=0.1)
     Fixed(setpoint=0.02, ema_alpha=0.5, lambda_init=0.1)
@@ -93,10 +88,6 @@ def build(name: str, own: Mapping[str, Any] | None = None, **settings: Any) -> C
             range, or one of its own is none of its fields.
     """
     constructor: Callable[..., Controller[Any]] = find(name)
-    if settings.get("target_s") == AUTO:
-        if name != "pi":
-            raise ValueError(f"give target_s a number, such as 0.1: {AUTO} moves the setpoint of pi alone")
-        return AutoSetpoint(cast(PI, build(name, own, **settings | {"target_s": START})))
     if "target_s" in settings:
         settings["setpoint"] = settings.pop("target_s")
     known = fields(find(name))
@@ -109,6 +100,6 @@ def build(name: str, own: Mapping[str, Any] | None = None, **settings: Any) -> C
     given = {each: settings[each] for each in names if settings.get(each) is not None} | dict(own or {})
     for field in known:
         if field.name not in given and field.default is MISSING and field.default_factory is MISSING:
-            wanted = "target_s" if field.name == "setpoint" else field.name
+            wanted = "target_s, a share such as 0.1" if field.name == "setpoint" else field.name
             raise ValueError(f"give {wanted}; {name} has none by default")
     return constructor(**given)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Protocol
 
-from granite_scu.control.laws.base import AdapterBenefit, Controller, Measurement, Output, as_stored, restored
-from granite_scu.control.slopes import HeldOutPlant, SlopeSensor
+from granite_scu.control.laws.base import Controller, Measurement, Output, Sensor, as_stored, restored
 
 SKIPPED_IN_A_ROW = 50
 """Optimizer steps without one finite among them after which a run has failed."""
@@ -31,8 +30,6 @@ class Window:
         grad_norm: of the last step, data and penalty together, before clipping.
         data_grad_norm: of the cross-entropy alone.
         penalty_grad_norm: of what lambda multiplies alone: ParamNPT, or drift.
-        slope: dV/dx at x = 1 on the text of the applied steps, with V(x) what the adapter scaled by x saves, bits per
-            token; None unless the plant measures slopes.
     """
 
     nats: float
@@ -47,10 +44,9 @@ class Window:
     grad_norm: float
     data_grad_norm: float
     penalty_grad_norm: float
-    slope: float | None = None
 
 
-class Plant(HeldOutPlant, Protocol):
+class Plant(Protocol):
     """What is controlled. Every process calls the same in the same order, and is told the same to the bit."""
 
     @property
@@ -65,9 +61,6 @@ class Plant(HeldOutPlant, Protocol):
 
     def read_window(self) -> Window:
         """Read and reset what was counted since the last reading."""
-
-    def kl_from_start(self) -> float:
-        """KL(adapted || as training began) over the newest micro-batches, bits per supervised token."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +91,7 @@ class ControlLoop:
         lr_sum: sum of the learning rates of all applied steps up to it.
         failing: the most steps that may have been skipped in a row up to now; exact from ``SKIPPED_IN_A_ROW`` on.
         rate: the learning rate of the newest optimizer step; whoever trains tells it.
-        saved: what a validation found, for the law to see at the next tick.
+        sensor: what the law measures beside S; None where that is nothing.
     """
 
     def __init__(
@@ -106,10 +99,10 @@ class ControlLoop:
     ) -> None:
         self.law, self.every, self.drift = law, every, drift
         self.law_state = law.init()
-        self.slopes = SlopeSensor() if law.needs_slopes else None
+        make = getattr(law, "sensor", None)
+        self.sensor: Sensor | None = make() if make else None
         self.action = Action(law.lambda_start)
         self.latest: dict[str, Any] = {}
-        self.saved: AdapterBenefit | None = None
         self.step = self.tokens = self.skipped = self.ticks = self.failing = 0
         self.lr_sum = 0.0
         self.rate: float | None = None
@@ -145,7 +138,6 @@ class ControlLoop:
         measured = self._measure(plant, window)
         seen = self.drift(measured) if self.drift else measured
         self.law_state, output = self.law.update(self.law_state, seen)
-        self.saved = None
         self.action = self.action_of(output)
         plant.set_regularisation(*astuple(self.action))
         self.latest = self._record(window, measured, seen, output)
@@ -158,12 +150,10 @@ class ControlLoop:
             data_bpt=window.data_bpt,
             param_bpt=window.param_bpt,
             layers=window.layer_bpt,
-            kl=plant.kl_from_start() if self.law.needs_kl else None,
             step=self.step,
             progress=min(1.0, self.step / plant.total_steps),
             lr_sum=self.lr_sum,
-            saved=self.saved,
-            slopes=self.slopes.read(plant, window.slope) if self.slopes else None,
+            sensed=self.sensor.read(plant) if self.sensor else {},
         )
 
     def action_of(self, output: Output) -> Action:
@@ -201,8 +191,7 @@ class ControlLoop:
             "travel": self.lr_sum,
             "latest": self.latest,
             "ticks": self.ticks,
-            "saved": self.saved and tuple(self.saved),
-            "slopes": self.slopes and self.slopes.state(),
+            "sensor": self.sensor and self.sensor.state(),
             "learning_rate": self.rate,
         }
 
@@ -212,10 +201,9 @@ class ControlLoop:
         self.action = restored(self.action, state["action"])
         self.tokens, self.skipped, self._pending = state["counts"]
         self.lr_sum, self.latest, self.ticks = state["travel"], state["latest"], state["ticks"]
-        self.saved = state["saved"] and AdapterBenefit(*state["saved"])
         self.rate = state["learning_rate"]
-        if self.slopes and state.get("slopes"):
-            self.slopes.restore(state["slopes"])
+        if self.sensor and state.get("sensor"):
+            self.sensor.restore(state["sensor"])
 
 
 def as_record(measured: Measurement, output: Output, setpoint: float | None) -> dict[str, Any]:
@@ -239,9 +227,7 @@ def as_record(measured: Measurement, output: Output, setpoint: float | None) -> 
         "saturated": output.saturated,
         "held": output.held,
         "in_deadband": output.in_deadband,
-        "kl_bpt": measured.kl,
-        **{f"saved_{name}": measured.saved and getattr(measured.saved, name) for name in AdapterBenefit._fields},
-        **_slopes(measured, output),
+        **measured.sensed,
     }
 
 
@@ -259,16 +245,4 @@ def as_drift_record(measured: Measurement, seen: Measurement, output: Output, se
         "drift_bpt": seen.param_bpt,
         "drift": seen.param_bpt / seen.data_bpt if seen.data_bpt > 0 else None,
         "drift_target": setpoint / (1 - setpoint),
-    }
-
-
-def _slopes(measured: Measurement, output: Output) -> dict[str, float | None]:
-    """What a tick read of held-out and training text, and what is made of it; nothing where it read none."""
-    if measured.slopes is None:
-        return {}
-    return {
-        **{f"savings_{name}": value for name, value in measured.slopes._asdict().items()},
-        "best_scale": output.best_scale,
-        "best_scale_error": output.best_scale_error,
-        "best_scale_training": output.best_scale_training,
     }

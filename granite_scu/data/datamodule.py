@@ -316,26 +316,7 @@ class TextDataModule(LightningDataModule):
     def upcoming(self, start: int, count: int) -> list[dict[str, Tensor]]:
         """The rank's training batches ``start`` to ``start + count - 1``, read apart from the loader's."""
         blocks, batches = self._training_order(start)
-        return [self._collate([blocks[index] for index in batch]) for batch in islice(batches, count)]
-
-    @property
-    def n_held_out(self) -> int:
-        """Micro-batches of validation blocks, on all ranks together, that ``held_out`` has: at least one."""
-        return len(self.validation) // (self._held_out_size * self._rank_and_world_size()[1])
-
-    def held_out(self, number: int) -> dict[str, Tensor]:
-        """The rank's part of one of the ``n_held_out`` micro-batches. The seed shuffles the validation blocks, once.
-
-        It has as many blocks as a micro-batch of training, or fewer where the ranks have fewer each.
-        """
-        rank, world_size = self._rank_and_world_size()
-        first = (number * world_size + rank) * self._held_out_size
-        order = np.random.default_rng(self.seed).permutation(len(self.validation))
-        return self._collate([self.validation[index] for index in order[first:][: self._held_out_size].tolist()])
-
-    @property
-    def _held_out_size(self) -> int:
-        return min(self.config.batch_size, len(self.validation) // self._rank_and_world_size()[1])
+        return [self.collate([blocks[index] for index in batch]) for batch in islice(batches, count)]
 
     def val_dataloader(self) -> DataLoader:
         """The validation blocks in order, shared out between ranks: rank r has blocks r, r + W, r + 2 W, ..."""
@@ -346,7 +327,8 @@ class TextDataModule(LightningDataModule):
         return self._loader(_WithEmpty(self.test), batch_sampler=self._in_order(self.test))
 
     @property
-    def _collate(self) -> Callable[[list[Block]], dict[str, Tensor]]:
+    def collate(self) -> Callable[[list[Block]], dict[str, Tensor]]:
+        """Makes a batch of blocks."""
         return partial(collate, isolate=self.config.isolate_documents, uniform=self.uniform_batches)
 
     def _training_order(self, start: int) -> tuple[Blocks, Iterable[list[int]]]:
@@ -380,7 +362,7 @@ class TextDataModule(LightningDataModule):
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         return SteadyLoader(
             blocks,
-            collate_fn=self._collate,
+            collate_fn=self.collate,
             num_workers=self.config.num_workers,
             pin_memory=torch.cuda.is_available(),
             # Its own, since each iteration draws from it: a validation must not move the run's random numbers.

@@ -20,8 +20,6 @@ class LossMeter:
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._sums = torch.zeros(2, dtype=torch.float64, device=device)
-        self.newest_inputs: dict[str, Any] = {}
-        self.newest = torch.zeros_like(self._sums)
         self._paused = False
         self._hook = model.register_forward_hook(self._after_forward, with_kwargs=True)
 
@@ -42,13 +40,11 @@ class LossMeter:
     def close(self) -> None:
         """Leave the model unchanged."""
         self._hook.remove()
-        self.newest_inputs = {}
 
     def _after_forward(self, model: nn.Module, args: Any, inputs: dict[str, Any], output: Any) -> None:
         if self._paused or not (model.training and torch.is_grad_enabled()):
             return
-        self.newest_inputs, self.newest = inputs, torch.stack(nats_and_tokens(inputs, output)).detach()
-        self._sums += self.newest
+        self._sums += torch.stack(nats_and_tokens(inputs, output)).detach()
 
 
 def counted(inputs: Mapping[str, Any]) -> Tensor:
@@ -68,7 +64,7 @@ def counted(inputs: Mapping[str, Any]) -> Tensor:
 
 
 def nats_and_tokens(inputs: Mapping[str, Any], output: Any) -> tuple[Tensor, Tensor]:
-    """Summed cross-entropy of a micro-batch, differentiable, and its number of supervised tokens; scalars in fp64.
+    """Summed cross-entropy of a micro-batch, and its number of supervised tokens; scalars in fp64.
 
     The model returns a mean: over the micro-batch, or over ``num_items_in_batch`` tokens where the trainer gives them.
     TRL's fused output has the log-probability of each token, which is free of an auxiliary loss.

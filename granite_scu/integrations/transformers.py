@@ -27,10 +27,8 @@ from granite_scu.config.settings import (
     PriorConfig,
     RunConfig,
     check_drift,
-    check_slopes,
     holding_drift,
 )
-from granite_scu.control import AutoSetpoint
 from granite_scu.control.laws.base import Output, as_stored, restored
 from granite_scu.control.loop import ControlLoop
 from granite_scu.control.units import per_cent
@@ -39,7 +37,7 @@ from granite_scu.evaluation import general_text
 from granite_scu.integrations.adapter import Adapter
 from granite_scu.integrations.drift import obtain, tokens_per_step
 from granite_scu.integrations.loss_meter import counted
-from granite_scu.integrations.plant import HeldOut, TrainerPlant
+from granite_scu.integrations.plant import TrainerPlant
 from granite_scu.model.drift import MARGIN, HeldDrift, anchor_tokens, steering_tokens
 from granite_scu.storage import manifest
 from granite_scu.storage.atomic import adding_to
@@ -79,15 +77,13 @@ class ShannonCallback(TrainerCallback, ExportableState):
     the nearest.
 
     Args:
-        target_s: the setpoint S*, a ratio in (0, 1), or auto: pi's setpoint is moved at every tick by the slope of the
-            loss on ``held_out``.
+        target_s: the setpoint S*, a ratio in (0, 1); of laws that have one and no budget of drift.
         controller: name of the law.
         control_every: optimizer steps between ticks.
         prior_sigma: standard deviation of the Gaussian prior on each entry of Delta W.
         n_tokens: N, the tokens that the description of the adapter is spread over; None counts the supervised tokens
             of the training set.
         gradient_clip: largest gradient norm, data and penalty together; 0 does not clip.
-        held_out: tokenised examples for ``target_s="auto"``, as ``trainer.eval_dataset`` has them.
         max_drift: the budget of drift, a share of the bits that the base needs for general text, or "2%".
         general_data: files of general text; auto lets the model write it as training begins, near
             the questions of the chats that are trained on.
@@ -101,14 +97,13 @@ class ShannonCallback(TrainerCallback, ExportableState):
 
     def __init__(
         self,
-        target_s: float | Literal["auto"] = ControlConfig.target_s,
+        target_s: float | None = None,
         controller: str = ControlConfig.controller,
         control_every: int = DEFAULT_EVERY,
         *,
         prior_sigma: float = PriorConfig.sigma,
         n_tokens: int | None = PriorConfig.n_tokens,
         gradient_clip: float = OptimizerConfig.gradient_clip,
-        held_out: Any = None,
         max_drift: float | str | None = DriftConfig.max_drift,
         general_data: list[str] | str = DriftConfig.general_data,
         general_tokens: int = DriftConfig.general_tokens,
@@ -136,15 +131,8 @@ class ShannonCallback(TrainerCallback, ExportableState):
             self._prior = PriorConfig(prior_sigma, n_tokens)
             self._gradient_clip = OptimizerConfig(gradient_clip=gradient_clip).gradient_clip
             self._law = self._config.law()
-        if getattr(self._law, "needs_benefit", False):
-            raise ValueError(f"controller {controller}: looks ahead in the training text, which a callback cannot")
-        self._held_out = held_out
-        if self._law.needs_slopes and held_out is None:
-            raise ValueError(
-                "target_s auto: moves S* by the slope of the loss on held-out text; give held_out=trainer.eval_dataset "
-                "(by trainer.add_callback, once there is a trainer), or a ratio such as target_s=0.2; and leave "
-                "restore_callback_states_from_checkpoint out, which makes this callback again without it"
-            )
+        if hasattr(self._law, "sensor"):
+            raise ValueError(f"controller {controller}: measures what a callback of a Trainer cannot")
         self._loop = ControlLoop(self._law, control_every)
         self._plant: TrainerPlant | None = None
         self._held: HeldDrift | None = None
@@ -175,17 +163,9 @@ class ShannonCallback(TrainerCallback, ExportableState):
             self._find_origin(adapter, saved["origin"], Path(args.output_dir))
         else:
             self._keep_origin(adapter, Path(args.output_dir), state.is_world_process_zero)
-        law, every, texts = self._law, self._config.every, None
-        if law.needs_slopes:
-            with _of_arguments():
-                check_slopes(every, state.max_steps)
-            if isinstance(law, AutoSetpoint):
-                law = law.in_a_run_of(state.max_steps // every)
-            process = (args.process_index, args.world_size)
-            collate, size = train_dataloader.collate_fn, args.train_batch_size
-            texts = HeldOut(self._held_out, train_dataloader.dataset, collate, size, process, args.seed)
+        law, every = self._law, self._config.every
         self._plant = plant = TrainerPlant(
-            model, adapter, args, kwargs["optimizer"], self._config, texts,
+            model, adapter, args, kwargs["optimizer"], self._config,
             prior_sigma=self._prior.sigma, n_tokens=n_tokens, gradient_clip=self._gradient_clip,
             total_steps=state.max_steps,
         )  # fmt: skip
@@ -486,9 +466,9 @@ def _as_now(state: dict[str, Any], loop: ControlLoop) -> dict[str, Any]:
     if "law" not in state:
         return state
     (nats, supervised), (applied, skipped, tokens), (since, lr_sum) = (state[x] for x in ("sums", "counts", "travel"))
-    counted = {"counters": [nats, supervised, applied, 0, since], "norms": [0.0] * 3, "slope": [state["slope"]]}
+    counted = {"counters": [nats, supervised, applied, 0, since], "norms": [0.0] * 3}
     action = loop.action_of(restored(Output(0.0), state["output"]))
-    now = loop.state() | {"controller": state["law"], "action": as_stored(asdict(action)), "slopes": state["slopes"]}
+    now = loop.state() | {"controller": state["law"], "action": as_stored(asdict(action))}
     return now | counted | {"counts": [tokens, skipped, applied], "travel": lr_sum, "drift": state.get("drift")}
 
 

@@ -209,32 +209,6 @@ def weighted_penalty(
     return gradients
 
 
-def along_scale(gradients: Sequence[Tensor], updates: Sequence[LowRankUpdate]) -> Tensor:
-    """dL/dx at x = 1, L a loss of the model with its update scaled by x: a scalar in fp64, in the loss's unit.
-
-        sum_i <dL/dB_i, B_i>        or, from an adapter,        sum_i <dL/dA_i, A_i - A_0i> + <dL/dB_i, B_i - B_0i>
-
-    Scaled by x, an update s B A is s (x B) A. One that started from an adapter is scaled along the straight line that
-    leads from (A_0, B_0) at x = 0 to (A, B) at x = 1.
-
-    Args:
-        gradients: of L by every B, and where training started from an adapter by every A before it.
-        updates: the adapted layers.
-    """
-    moved = [part for u in updates for part in _way(u)]
-    return (_flat(gradients) * _flat(moved)).sum(dtype=torch.float64)
-
-
-def _way(update: LowRankUpdate) -> tuple[Tensor, ...]:
-    """What the scaled factors have come from x = 0."""
-    a, b = update.a.detach(), update.b.detach()
-    return (b,) if update.origin is None else (a - update.origin[0], b - update.origin[1])
-
-
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors])
-
-
 def decay(lam: float, learning_rate: float, sigma: float, n_tokens: int, measure: Measure = "delta") -> float:
     """What the decoupled actuator multiplies A and B by after a step of that learning rate.
 

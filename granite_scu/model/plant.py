@@ -13,12 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from granite_scu.control.loop import Window
-from granite_scu.model.compilation import evaluation_mode, without_dropout
 from granite_scu.model.description_length import (
     LN2,
     LowRankUpdate,
     Measure,
-    along_scale,
     bits,
     decay,
     information_ratio,
@@ -33,7 +31,7 @@ LOSS_UNIT = 4096
 
 A constant power of two: exact, and it keeps fp16's scaled gradients near those of a mean."""
 
-SUMS = {"_since_read": 5, "_skipped_in_a_row": 1, "_norms": 3, "_slope": 1}
+SUMS = {"_since_read": 5, "_skipped_in_a_row": 1, "_norms": 3}
 """(nats, tokens, applied, skipped, lr_sum) since the last reading; norms of the gradient, the data's, the penalty's."""
 
 
@@ -54,7 +52,6 @@ class AdapterPlant(nn.Module):
         gradient_clip: largest gradient norm, data and penalty together; 0 does not clip.
         measure: what ParamBPT counts, the update or its factors.
         actuator: whether lambda acts through the gradient or, decoupled, on the update after a step.
-        measures_slopes: keep the slope of the training loss along the adapter's scale, for ``Window.slope``.
         device: of the sums.
     """
 
@@ -66,18 +63,16 @@ class AdapterPlant(nn.Module):
         gradient_clip: float,
         measure: Measure = "delta",
         actuator: Literal["loss", "decoupled"] = "loss",
-        measures_slopes: bool = False,
         device: torch.device | None = None,
     ) -> None:
         super().__init__()
         self.prior_sigma, self.n_tokens, self.total_steps = prior_sigma, n_tokens, total_steps
         self.gradient_clip, self.measure, self.actuator = gradient_clip, measure, actuator
-        self.measures_slopes = measures_slopes
         self.lam = 0.0
         self.layer_lams: tuple[float, ...] | None = None
         self.param_bound: float | None = None
         self.drift_gradient: Callable[[int], list[Tensor]] | None = None
-        self._of_step, self._rate = torch.zeros(3, dtype=torch.float64, device=device), 0.0
+        self._of_step, self._rate = torch.zeros(2, dtype=torch.float64, device=device), 0.0
         self.register_buffer("_finite", torch.ones((), dtype=torch.bool, device=device), persistent=False)
         for name, size in SUMS.items():
             self.register_buffer(name, torch.zeros(size, dtype=torch.float64, device=device), persistent=False)
@@ -113,15 +108,6 @@ class AdapterPlant(nn.Module):
     @abstractmethod
     def summed(self, tensor: Tensor) -> Tensor:
         """The same of a large one."""
-
-    @abstractmethod
-    def cost(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Summed cross-entropy of a batch in nats, differentiable, and its number of supervised tokens; in fp64."""
-
-    @abstractmethod
-    def loss_unit(self, tokens: Tensor) -> Tensor | float:
-        """What training divides the summed loss of a batch of so many tokens by, before its gradient is taken: fp16's
-        vanish at more, and overflow at less."""
 
     @abstractmethod
     def precision(self) -> AbstractContextManager[None]:
@@ -185,7 +171,6 @@ class AdapterPlant(nn.Module):
         """
         trained = self.trained
         gradients = [factor.grad for factor in trained]
-        slope = self._slope_of_data() * tokens if self.measures_slopes else torch.zeros_like(tokens)
         data_norm = torch.nn.utils.get_total_norm(gradients)
         penalty_norm = torch.zeros_like(data_norm)
         if self.actuator == "loss" and any(self._lams()):
@@ -195,7 +180,7 @@ class AdapterPlant(nn.Module):
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.gradient_clip:
             torch.nn.utils.clip_grads_with_norm_(trained, self.gradient_clip, norm)
-        self._of_step, self._rate = torch.stack([nats, tokens, slope]), rate
+        self._of_step, self._rate = torch.stack([nats, tokens]), rate
         norms = torch.stack([norm, data_norm, penalty_norm])
         self._norms.copy_(norms)
         self._finite.copy_(torch.isfinite(nats) & torch.isfinite(norms).all())
@@ -207,14 +192,6 @@ class AdapterPlant(nn.Module):
             optimizer.grad_scale, optimizer.found_inf = None, (~self._finite).float()
         elif not bool(self._finite):
             optimizer.zero_grad(set_to_none=True)
-
-    def _slope_of_data(self) -> Tensor:
-        """dL/dx of the loss that ``.grad`` is the gradient of, x the scale of the update."""
-        return along_scale([factor.grad for factor in self._scaled()], self.layer_updates)
-
-    def _scaled(self) -> Sequence[Tensor]:
-        """The factors that change when the update is scaled, in the order of ``along_scale``."""
-        return self.factors if self.layer_updates[0].origin else self.factors[1::2]
 
     def _lams(self) -> list[float]:
         """Lambda of each adapted matrix."""
@@ -241,12 +218,11 @@ class AdapterPlant(nn.Module):
         """
         if skipped:
             self._finite.zero_()
-        nats, tokens, slope = self._of_step
+        nats, tokens = self._of_step
         one, zero = torch.ones_like(nats), torch.zeros_like(nats)
         if_applied = torch.stack([nats, tokens, one, zero, self._rate * one])
         if_skipped = torch.stack([zero, zero, zero, one, zero])
         self._since_read += torch.where(self._finite, if_applied, if_skipped)
-        self._slope += torch.where(self._finite, slope, 0.0)
         self._skipped_in_a_row.add_(1).mul_(~self._finite)
 
     @torch.no_grad()
@@ -280,9 +256,7 @@ class AdapterPlant(nn.Module):
     def read_window(self) -> Window:
         """Read and reset what was counted since the last reading."""
         nats, tokens, applied, skipped, lr_sum = self._since_read.tolist()
-        slope = self._slope.item() if self.measures_slopes else None
         self._since_read.zero_()
-        self._slope.zero_()
         norm, data_norm, penalty_norm = self._norms.tolist()
         layers = self.layer_bpt()
         data_bpt, param_bpt = bits(nats / tokens) if tokens else math.nan, math.fsum(layers)
@@ -299,7 +273,6 @@ class AdapterPlant(nn.Module):
             grad_norm=norm,
             data_grad_norm=data_norm,
             penalty_grad_norm=penalty_norm,
-            slope=None if slope is None else bits(-slope / tokens) if tokens else math.nan,
         )
 
     def layer_bpt(self) -> tuple[float, ...]:
@@ -310,37 +283,13 @@ class AdapterPlant(nn.Module):
     def _layer_npt(self) -> Tensor:
         return layer_npt(self.layer_updates, self.prior_sigma, self.n_tokens, self.measure)
 
-    def loss_and_slope(self, batch: Any) -> tuple[float, float]:
-        """The loss of a batch over all processes and its derivative by the scale of the update, at 1; bits per token.
-
-        In training mode, as gradient checkpointing and the training kernels work in no other, but without dropout.
-        """
-        with self.precision(), without_dropout(self.model), torch.enable_grad():
-            nats, tokens = self.cost(batch)
-            unit = self.loss_unit(tokens)
-            gradients = torch.autograd.grad(nats / unit, self._scaled())
-        slope = along_scale(gradients, self.layer_updates) * unit
-        return self.per_token(nats.detach(), tokens), self.per_token(slope, tokens)
-
-    def loss_at_start(self, batch: Any) -> float:
-        """The loss of a batch over all processes without what training has added; bits per token."""
-        with self.as_it_began(), torch.no_grad(), self.precision(), evaluation_mode(self.model):
-            return self.per_token(*self.cost(batch))
-
-    def per_token(self, nats: Tensor, tokens: Tensor) -> float:
-        """A sum over a batch, over all processes, by supervised token and in bits; NaN where there is no such token."""
-        total, count = self.reduced(torch.stack([nats.double(), tokens])).tolist()
-        return bits(total / count) if count else math.nan
-
     # Checkpoints
 
     def counted(self) -> dict[str, list[float]]:
         """What was counted since the last reading, ready for JSON. The same in every process."""
-        return {"counters": self._since_read.tolist(), "norms": self._norms.tolist(), "slope": self._slope.tolist()}
+        return {"counters": self._since_read.tolist(), "norms": self._norms.tolist()}
 
     def restore_counted(self, state: Mapping[str, Any]) -> None:
         """Count on from there."""
         self._since_read.copy_(torch.tensor(state["counters"], dtype=torch.float64))
         self._norms.copy_(torch.tensor(state["norms"], dtype=torch.float64))
-        if "slope" in state:  # in checkpoints written before there was one it is not
-            self._slope.copy_(torch.tensor(state["slope"], dtype=torch.float64))

@@ -24,7 +24,6 @@ from granite_scu.training.callbacks.checkpoints import Checkpoints
 from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.equilibrium import EquilibriumStop
 from granite_scu.training.callbacks.final_score import FinalScore
-from granite_scu.training.callbacks.held_out_savings import Savings
 from granite_scu.training.callbacks.progress import ProgressLine
 from granite_scu.training.callbacks.reachability import ReachabilityMonitor
 from granite_scu.training.callbacks.shannon_control import ShannonControl
@@ -71,10 +70,10 @@ def assemble(
     every, monitor = run.request.control.every, _monitor(run)
     record, plant = run.folder.append_history, drift and drift.plant
     steering = ShannonControl(run.controller, every, stopwatch, record, monitor, told, plant)
-    needs_benefit = getattr(run.controller, "needs_benefit", False)
-    savings = Savings(steering.set_benefit, stopwatch) if needs_benefit else None
+    sensor = steering.loop.sensor if isinstance(steering.loop.sensor, L.Callback) else None
     free = may_change(run.machine.accelerator, bool(run.request.trainer.deterministic))
-    measuring = [FreeCores() if free else None, drift, stopwatch, AdapterAudit(), steering, reachability, savings, line]
+    of_time = [FreeCores() if free else None, drift, sensor, stopwatch]  # which stands still for what a sensor reads
+    measuring = [*of_time, AdapterAudit(), steering, reachability, line]
 
     # What keeps it: the best adapter so far, checkpoints, and one more of them where a signal stops it.
     best = BestAdapter(run.folder.path / BEST_ADAPTER, drift and drift.budget, drift and drift.steered)

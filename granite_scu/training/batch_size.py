@@ -6,21 +6,17 @@ An optimizer step keeps its blocks; how many of them are on the device at once c
 import gc
 import logging
 from dataclasses import replace
-from typing import Any
 
-import lightning as L
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.request import Request
-from granite_scu.control.slopes import SlopeSensor
 from granite_scu.hardware import GIB
 from granite_scu.hardware.detection import peak_memory, reset_peak_memory
 from granite_scu.hardware.machine import Machine
 from granite_scu.storage.checkpoint import AdapterCheckpointIO
 from granite_scu.training import memory_budget
-from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun, build_module
 from granite_scu.training.trainer import TimeLimit, build_trainer, fit
 
@@ -93,13 +89,6 @@ def prove(run: PreparedRun) -> PreparedRun:
     raise RunFailed(f"--auto-batch-size: not even one block fits; {memory_budget.advice(request, run.machine)}")
 
 
-class _Tick(L.Callback):
-    """Reads the slopes as a tick does: with gradients of its own beside those of the step."""
-
-    def on_train_batch_end(self, trainer: L.Trainer, module: GraniteModule, *_: Any) -> None:
-        SlopeSensor().read(module, module.read_window().slope)
-
-
 def _try(run: PreparedRun) -> int | None:
     """The most bytes that training takes on top of what the process held; None where there are not so many."""
     device = run.machine.torch_device.type
@@ -133,7 +122,7 @@ def _short_training(run: PreparedRun) -> None:
                 run.machine,
                 steps=STEPS,
                 eval_steps=STEPS,
-                callbacks=[*callbacks, *([_Tick()] if run.controller.needs_slopes else [])],
+                callbacks=callbacks,
                 loggers=[],
                 plugin=AdapterCheckpointIO(module),
             )

@@ -9,7 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
-from granite_scu.control import AUTO, CONTROLLERS, PI, AutoSetpoint
+from granite_scu.control import CONTROLLERS
 from granite_scu.model import base_digest
 from granite_scu.storage import manifest
 from granite_scu.storage.provenance import versions
@@ -53,12 +53,8 @@ def check_resumable(run: PreparedRun, resume: Resume) -> None:
     """
     law, steps = type(run.controller).__name__, run.length.steps
     where, own = f"--resume-from-checkpoint {resume.path}:", resume.control["name"]
-    if {own, law} == {PI.__name__, AutoSetpoint.__name__}:
-        flag = AUTO if own == AutoSetpoint.__name__ else f"{resume.control['setpoint']:g}"
-        how = "was found during the run" if flag == AUTO else f"is {flag}"
-        raise UserError(f"{where} its setpoint {how}; resume with --target-s {flag}")
     if own != law:
-        kinds = {law.__name__: name for name, law in CONTROLLERS.items()} | {AutoSetpoint.__name__: "pi"}
+        kinds = {law.__name__: name for name, law in CONTROLLERS.items()}
         flag = kinds.get(own, f"package.module:{own}")
         raise UserError(f"{where} its controller is {kinds.get(own, own)}; resume with --controller {flag}")
     finished = resume.in_place and RunFolder(resume.path.parent).finished

@@ -9,22 +9,9 @@ from granite_scu.config.settings import (
     ControlConfig,
     RunConfig,
     check_drift,
-    check_slopes,
     holding_drift,
     intervals_of,
 )
-
-
-def build_controller(config: ControlConfig, total_steps: int | None = None) -> control.Controller:
-    """The controller that the configuration names.
-
-    Args:
-        config: of the controller.
-        total_steps: optimizer steps of the run; None where they are not yet known.
-    """
-    law = config.law()
-    short = isinstance(law, control.AutoSetpoint) and total_steps is not None
-    return law.in_a_run_of(total_steps // config.every) if short else law
 
 
 def settle_law(request: Request, steps: int) -> tuple[Request, control.Controller]:
@@ -37,24 +24,32 @@ def settle_law(request: Request, steps: int) -> tuple[Request, control.Controlle
     Raises:
         UserError: it could do nothing in such a run.
     """
-    every = request.control.every
-    law = build_controller(request.control, steps)
-    validation = intervals_of(request.run, steps).validation
-    check_length(law, request.control, request.run, steps, validation)
+    every, run = request.control.every, request.run
+    validation = intervals_of(run, steps).validation
+    check_stops(run, every, steps, validation)
     if request.drift.max_drift:
         check_drift(every, steps)
         law = drift_law(request)
-        request = with_bounds(request, law)
-    if law.needs_slopes:
-        check_slopes(every, steps)
-    return request, law
+        return with_bounds(request, law), law
+    return request, law_of_length(request.control, steps, validation)
+
+
+def law_of_length(config: ControlConfig, steps: int, eval_steps: int) -> control.Controller:
+    """The law as it is in a run of so many steps; UserError where it says that it could do nothing."""
+    law = config.law()
+    if fit := getattr(law, "in_a_run_of", None):
+        try:
+            law = fit(math.ceil(steps / config.every), _validations_before_the_last(eval_steps, steps))
+        except ValueError as error:
+            raise UserError(f"--controller {config.controller}: {error}") from error
+    return law
 
 
 def drift_law(request: Request) -> control.PI:
     """The law that holds S, as it holds drift."""
     assert isinstance(request.drift.max_drift, float)
     own = {name for name in vars(request.control) if f"control.{name}" in request.given}
-    law = build_controller(holding_drift(request.control, request.drift.max_drift, own))
+    law = holding_drift(request.control, request.drift.max_drift, own).law()
     assert isinstance(law, control.PI)
     return law
 
@@ -64,41 +59,14 @@ def with_bounds(request: Request, law: control.PI) -> Request:
     return request.with_values({f"control.{name}": getattr(law, name) for name in ("lambda_min", "lambda_max")})
 
 
-def check_held_out(blocks: int, batch_size: int, processes: int) -> None:
-    """Refuse ``--target-s auto`` where each tick would read less than what it was measured with.
-
-    Args:
-        blocks: of validation text.
-        batch_size: blocks of a micro-batch in a process.
-        processes: how many train.
+def check_stops(run: RunConfig, every: int, steps: int, eval_steps: int) -> None:
+    """Refuse what could never stop a run of so many optimizer steps, with a tick every so many.
 
     Raises:
-        UserError: the text fills no micro-batch.
+        UserError: an equilibrium whose window is as long as the run or nearly; early stopping more patient than the
+            run is long.
     """
-    if blocks < batch_size * processes:
-        each = f" in each of {processes} processes" if processes > 1 else ""
-        fewer = f"set --batch-size {blocks // processes}, " if blocks >= processes else ""
-        raise UserError(
-            f"--target-s auto: a tick reads a micro-batch of {batch_size} validation blocks{each}, and the text makes "
-            f"{blocks}; give more text or --validation-data, {fewer}give a setpoint, such as --target-s 0.1, or train "
-            "plain LoRA: --controller none"
-        )
-
-
-def check_length(law: control.Controller, config: ControlConfig, run: RunConfig, steps: int, eval_steps: int) -> None:
-    """Refuse what could do nothing in a run of so many optimizer steps.
-
-    Raises:
-        UserError: a law that says so of itself; an equilibrium whose window is as long as the run or nearly; early
-            stopping more patient than the run is long.
-    """
-    ticks = math.ceil(steps / config.every)
-    if fits := getattr(law, "check_length", None):
-        try:
-            fits(ticks, _validations_before_the_last(eval_steps, steps))
-        except ValueError as error:
-            raise UserError(f"--controller {config.controller}: {error}") from error
-    window = run.stop_at_equilibrium
+    window, ticks = run.stop_at_equilibrium, math.ceil(steps / every)
     if window and window >= ticks:
         raise UserError(
             f"--stop-at-equilibrium {window}: {steps} steps have {ticks} ticks, so that it could never stop the run; "

@@ -14,11 +14,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from granite_scu.config.errors import RunFailed, UserError, one_line
 from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, OptimizerConfig, PriorConfig
 from granite_scu.evaluation.score import Score, score
-from granite_scu.model import adapters, kl_divergence, loading, loss
+from granite_scu.model import adapters, loading, loss
 from granite_scu.model.compilation import (
     check_selective,
     compile_decoder,
-    evaluation_mode,
     not_compiled,
     options_of,
     recompute_activations,
@@ -45,7 +44,6 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         measure: what ParamBPT counts, the update or its factors.
         actuator: whether lambda acts through the gradient or, decoupled, on the update after a step.
         start: the adapter that training starts from; None draws a new one.
-        measures_slopes: keep the slope of the training loss along the adapter's scale, for ``Window.slope``.
     """
 
     def __init__(
@@ -61,20 +59,16 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         measure: Measure = "delta",
         actuator: Literal["loss", "decoupled"] = "loss",
         start: InitialAdapter | None = None,
-        measures_slopes: bool = False,
     ) -> None:
         if base.gradient_checkpointing == "selective":
             check_selective(bool(base.compile))
         optimizer = optimizer.resolved()
-        acting = optimizer.gradient_clip, measure, actuator, measures_slopes
+        acting = optimizer.gradient_clip, measure, actuator
         super().__init__(prior.sigma, prior.n_tokens, total_steps, *acting)
         self.base, self.lora, self.optimizer_config = base, lora, optimizer
         self.dtype_of_base, self.loading_device = dtype, loading_device
         self.position, self.start = position or {}, start
         self.updates: dict[str, LowRankUpdate] = {}
-        self.latest_batch: dict[str, Tensor] | None = None
-        self.latest_nats: Tensor | None = None
-        self._newest_nats = math.nan
         self.micro_batches = 0
         self.val_bpt = math.nan
         self.strict_loading = False  # a checkpoint holds the adapters only; on_load_checkpoint checks them
@@ -175,9 +169,8 @@ class GraniteModule(AdapterPlant, L.LightningModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         nats = self(**batch)
-        self._micro += torch.stack([nats.detach().double(), _supervised(batch)])
+        self._micro += torch.stack([nats.detach().double(), supervised(batch)])
         self.micro_batches += 1
-        self.latest_batch, self.latest_nats = batch, nats.detach()
         return nats / LOSS_UNIT
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -235,59 +228,11 @@ class GraniteModule(AdapterPlant, L.LightningModule):
     def summed(self, tensor: Tensor) -> Tensor:
         return self.trainer.strategy.reduce(tensor, reduce_op="sum")
 
-    def cost(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return self(**batch), _supervised(batch)
-
-    def loss_unit(self, tokens: Tensor) -> float:
-        return LOSS_UNIT * self.accumulated / (self.scaler.get_scale() if self.scaler else 1.0)
-
     def precision(self) -> AbstractContextManager[None]:
         return self.trainer.precision_plugin.forward_context()
 
     def as_it_began(self) -> AbstractContextManager[None]:
         return self.at_start() if self.start else self.model.disable_adapter()
-
-    def kl_from_start(self) -> float:
-        """KL(adapted || as training began) over the newest micro-batch on all ranks, in bits per supervised token.
-
-        The reference is the same model with its adapters switched off, or where training started from an adapter, with
-        that: two forward passes more, no second model. NaN where no token is supervised. Synchronises with the device.
-        """
-        batch = self.newest_batch()
-        ids, labels, documents = batch["input_ids"], batch["labels"], batch.get("documents")
-        with torch.no_grad(), self.precision(), evaluation_mode(self.model):
-            nats = kl_divergence.summed_kl(self.language_model, ids, labels, self.as_it_began, documents)
-        return self.per_token(nats, _supervised(batch))
-
-    @property
-    def n_held_out(self) -> int:
-        """Micro-batches of held-out text that there are."""
-        return self.trainer.datamodule.n_held_out
-
-    def held_out(self, number: int) -> dict[str, Tensor]:
-        """This rank's part of one of them."""
-        return self.trainer.strategy.batch_to_device(self.trainer.datamodule.held_out(number))
-
-    def newest_batch(self) -> dict[str, Tensor]:
-        """The newest micro-batch; read again where a run continues from its last step, for none has passed by here."""
-        if self.latest_batch is None:
-            [batch] = self.trainer.datamodule.upcoming(self.micro_batches - 1, 1)
-            self.latest_batch = self.trainer.strategy.batch_to_device(batch)
-        return self.latest_batch
-
-    def newest_nats(self) -> float:
-        """The summed loss of the newest micro-batch over all ranks, as training saw it. Synchronises with the device.
-
-        NaN where a checkpoint does not tell: it is of before the first step, or of a version that did not save it.
-        """
-        if self.latest_nats is not None:
-            self._newest_nats = float(self.reduced(self.latest_nats.double()))
-        return self._newest_nats
-
-    def newest_loss(self) -> float:
-        """The loss of the newest micro-batch, of before its step; bits per token."""
-        count = float(self.reduced(_supervised(self.newest_batch())))
-        return bits(self.newest_nats() / count) if count else math.nan
 
     def configure_optimizers(self) -> dict:
         config, steps = self.optimizer_config, self.total_steps
@@ -312,7 +257,7 @@ class GraniteModule(AdapterPlant, L.LightningModule):
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         nats = self(**batch)
-        self._validated += torch.stack([nats.double(), _supervised(batch)])
+        self._validated += torch.stack([nats.double(), supervised(batch)])
 
     def on_validation_epoch_end(self) -> None:
         nats, tokens = self.reduced(self._validated).tolist()
@@ -337,7 +282,6 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         checkpoint["micro_batches"] = self.micro_batches
         checkpoint["frozen"] = self._frozen_settings()
         checkpoint |= self.counted()
-        checkpoint["newest_nats"] = self.newest_nats()
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         expected = {name: p.shape for name, p in self.state_dict().items() if _is_adapter(name)}
@@ -348,7 +292,6 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         self.micro_batches = checkpoint["micro_batches"]
         self._set_own_settings(checkpoint)
         self.restore_counted(checkpoint)
-        self._newest_nats = checkpoint.get("newest_nats", math.nan)
 
     def require_same_settings(self, checkpoint: dict, n_parameters: int) -> None:
         """Refuse a checkpoint that measured or read by other settings; needs no model.
@@ -393,7 +336,8 @@ def _other_adapters() -> UserError:
     )
 
 
-def _supervised(batch: dict[str, Tensor]) -> Tensor:
+def supervised(batch: Mapping[str, Tensor]) -> Tensor:
+    """Tokens that a batch is trained on, in fp64."""
     return (batch["labels"] != IGNORED).sum().double()
 
 

@@ -91,7 +91,7 @@ def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
         "control_every": request.control.every,
         "max_drift": request.drift.max_drift,
         "general_data": request.drift.general_files,
-        "target_s": "auto: moved at every tick" if run.controller.needs_slopes else run.setpoint,
+        "target_s": run.setpoint,
         "s_ceiling_estimate": None if run.s_ceiling is None else float(f"{run.s_ceiling:.3g}"),
         **({"target_s_advice": "; ".join(warnings)} if (warnings := out_of_reach(run)) else {}),
         "chosen": run.chosen,
@@ -125,8 +125,6 @@ def _seconds(run: PreparedRun, here: bool) -> float | None:
     if run.request.drift.max_drift is not None:
         learned += steps * anchor_tokens(length.tokens_per_step, run.request.trainer.accumulate_grad_batches)
         read += ticks * steering_tokens(length.tokens_per_step * every)
-    elif run.controller.needs_slopes:
-        learned += ticks * run.request.data.batch_size * block * machine.world_size
     if (pace := _pace(run, here)) is None:
         return None
     return (learned * pace.step + read * pace.forward) / machine.world_size
@@ -328,6 +326,4 @@ def _controller(facts: dict[str, Any]) -> str:
     if target is None:
         return sets
     size = "S (the adapter's share of the bits of text and adapter)"
-    if isinstance(target, str):
-        return f"{sets}, so that {size} reaches a value, S*, that held-out text chooses"
     return f"{sets}, so that {size} reaches S* = {per_cent(target)}"

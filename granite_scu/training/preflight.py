@@ -10,8 +10,6 @@ from granite_scu.config.request import Request
 from granite_scu.config.settings import TrainerConfig
 from granite_scu.control import PI, Controller
 from granite_scu.control.diagnostics.reachability import OTHER_WAYS
-from granite_scu.control.laws.auto import FREE, SHORT, START
-from granite_scu.control.slopes import micro_batches_read
 from granite_scu.control.units import counted, per_cent
 from granite_scu.model.attention import can_isolate
 from granite_scu.model.loading import announce_kernels, known_config, max_positions, untested
@@ -148,8 +146,7 @@ def _no_validation(every: int | None, steps: int) -> str | None:
 
 def run_warnings(run: PreparedRun) -> list[str]:
     """What nobody has tried of the run, or what is too little to rely on; a line each."""
-    follows = f"--target-s auto: {moved_by(run)}" if run.controller.needs_slopes and _is_doubtful(run) else None
-    return [line for line in (untested(run.request.base.name), follows, _few_held_out(run)) if line]
+    return [line for line in (untested(run.request.base.name), _few_held_out(run)) if line]
 
 
 def _few_held_out(run: PreparedRun) -> str | None:
@@ -162,15 +159,6 @@ def _few_held_out(run: PreparedRun) -> str | None:
         f"{counted(n, 'conversation')} to validate on, {shows}; a larger --held-out-share, or --validation-data FILE, "
         "tells more"
     )
-
-
-def _is_doubtful(run: PreparedRun) -> bool:
-    """Whether the setpoint has too few ticks, or too little held-out text, to be found by."""
-    return _ticks(run) < SHORT or run.data.validation.n_documents < FEW
-
-
-def _ticks(run: PreparedRun) -> int:
-    return run.length.steps // run.request.control.every
 
 
 # What the log has before the first step
@@ -190,26 +178,5 @@ def announce(run: PreparedRun, model: torch.nn.Module) -> None:
         )
     if run.start and (mismatch := run.start.mismatch(request.base.quantize_4bit)):
         log.warning(mismatch)
-    if run.controller.needs_slopes and not _is_doubtful(run):  # which was said with the plan
-        log.info("--target-s auto: %s", moved_by(run))
     for warning in out_of_reach(run):
         log.warning(warning)
-
-
-def moved_by(run: PreparedRun) -> str:
-    """What the setpoint is moved by in this run, in one line."""
-    ticks, documents = _ticks(run), run.data.validation.n_documents
-    start = f"starts at {FREE:.0%}, where lambda does little" if ticks < SHORT else f"starts at {START:.0%}"
-    begins = "continues where the checkpoint has it" if run.resume else start
-    read = micro_batches_read(run.data.n_held_out)
-    by = f"{read} micro-batch{'es' * (read != 1)} of {counted(documents, 'held-out document')}"
-    move = f"{by} move{'s' * (read == 1)} it"
-    doubt = "and what so few say may not hold for other text: --controller none is safer"
-    few = f"; {by}, {doubt}" if documents < FEW else f"; {move}"
-    if ticks < SHORT:
-        short = f"{counted(ticks, 'tick')} {'is' if ticks == 1 else 'are'} too few to find it, which takes {SHORT}"
-        short += " (at each lambda is set)"
-        every = run.length.steps // SHORT
-        remedy = f"--control-every {every} makes so many" if every else f"Train for {SHORT} steps or more"
-        return f"S* {begins}: {short}{few}. {remedy}"
-    return f"S* {begins}, and moves at each of {ticks} ticks{few}"

@@ -161,5 +161,4 @@ def build_module(run: PreparedRun, **changed: Any) -> GraniteModule:
         measure=request.control.measure,
         actuator="loss" if request.drift.max_drift else request.control.actuator,
         start=run.start,
-        measures_slopes=run.controller.needs_slopes,
     )

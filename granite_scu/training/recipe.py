@@ -17,7 +17,7 @@ from granite_scu.training.assembly import assemble
 from granite_scu.training.base import open_base, settle_machine
 from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.continuing import check_base, check_continued, check_resumable, run_to_its_end
-from granite_scu.training.controller import build_controller, check_held_out, settle_law
+from granite_scu.training.controller import settle_law
 from granite_scu.training.fitting import build_data, fit_to_text
 from granite_scu.training.loggers import logging_to
 from granite_scu.training.output_folder import is_main, locked_run_folder, open_run_folder
@@ -49,7 +49,6 @@ def prepare(
     """
     # What no machine and no text can change.
     given_objects(request.trainer)
-    build_controller(request.control)
 
     # The checkpoint that the run continues from.
     folder = RunFolder(request.run.output_dir)
@@ -68,15 +67,13 @@ def prepare(
     base = base._replace(size=base.size.in_blocks(request.base.name, block, request.data.block_size))
 
     # The micro-batch that is predicted to fit, and whether activations have to be recomputed for it.
-    asked, request = request.data.batch_size, batch_size.fit_to_memory(request, machine)
+    request = batch_size.fit_to_memory(request, machine)
     data.config = replace(data.config, batch_size=request.data.batch_size)
     data.check_processes(machine.world_size)
 
     # N and the length of the run, the law of lambda, and the general text that drift is held on.
     length = length_of(request, data.train.n_blocks, data.n_tokens, machine.world_size)
     request, law = settle_law(request, length.steps)
-    if law.needs_slopes and not resume:  # else it continues with the data and the batch that it has
-        check_held_out(data.validation.n_blocks, min(asked, request.data.batch_size), machine.world_size)
     general = general_data.read(request, resume, data, base.tokenizer, base.rows, machine.sharded)
     run = PreparedRun(
         request=request,

@@ -13,22 +13,17 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from granite_scu.control.units import per_cent
 from granite_scu.viz import style
-from granite_scu.viz.adapter_size import label as size_label
-from granite_scu.viz.adapter_size import limits
 from granite_scu.viz.run_folder import BAND, Run, read_measured_run
 
 
 def plot_control(run: Run) -> Figure:
-    """Panels over the optimizer steps: S, raw and smoothed, with its setpoint, or drift with its budget; lambda; and,
-    where the run asked for it, what size the texts would have the adapter."""
-    draws = [draw_drift if run.holds_drift else draw_s, draw_lambda, *([draw_size] if run.asks_for_size else [])]
-    figure = style.canvas((8, 6.4 if len(draws) == 2 else 9.0))
-    panels = figure.subplots(len(draws), 1, sharex=True, height_ratios=(3, 2, 2)[: len(draws)])
-    for axes, draw in zip(panels, draws, strict=True):
+    """Panels over the optimizer steps: S, raw and smoothed, with its setpoint, or drift with its budget; and lambda."""
+    figure = style.canvas((8, 6.4))
+    panels = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    for axes, draw in zip(panels, (draw_drift if run.holds_drift else draw_s, draw_lambda), strict=True):
         draw(axes, run)
         style.tidy(axes)
         axes.tick_params(axis="x", length=0)
@@ -113,28 +108,6 @@ def draw_lambda(axes: Axes, run: Run) -> None:
     _mark(axes, steps[held], lam[held], "held", "o", "white")
     if saturated.any() or held.any():
         style.legend_above(axes)
-
-
-def draw_size(axes: Axes, run: Run) -> None:
-    """What size held-out and training text would have the adapter, as a change from the size that it has."""
-    steps = run.column("step")
-    held_out, training = (run.column(name) - 1 for name in ("best_scale", "best_scale_training"))
-    error = np.nan_to_num(run.column("best_scale_error"))
-    marker = style.marker(steps)
-    axes.fill_between(steps, held_out - error, held_out + error, color=style.BLUE, alpha=0.2, linewidth=0)
-    axes.plot(steps, held_out, color=style.BLUE, linewidth=2.2, marker=marker, label="held-out text (± standard error)")
-    axes.plot(steps, training, color=style.ORANGE, linewidth=1.8, marker=marker, label="training text")
-    set_size_scale(axes, limits(run.history))
-    style.legend_above(axes)
-
-
-def set_size_scale(axes: Axes, drawn: tuple[float, float]) -> None:
-    """The axis of a change of size, told as such, with a line at the right size."""
-    axes.axhline(0, color=style.GREEN, linewidth=1.6, dashes=(5, 3), zorder=1)
-    axes.set_ylim(*drawn)
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size_label(value)))
-    axes.set_ylabel("adapter size wanted", fontsize=style.LABEL, color=style.INK)
 
 
 def _mark(axes: Axes, steps: np.ndarray, values: np.ndarray, label: str, marker: str, colour: str) -> None:

@@ -14,8 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from granite_scu.control.units import per_cent
 from granite_scu.viz import style
-from granite_scu.viz.adapter_size import limits
-from granite_scu.viz.control_plot import draw_lambda, draw_s, draw_setpoint, draw_size, set_size_scale
+from granite_scu.viz.control_plot import draw_lambda, draw_s, draw_setpoint
 from granite_scu.viz.groups import Course, Group
 from granite_scu.viz.run_folder import BAND, Run
 
@@ -126,23 +125,6 @@ def plot_phase(groups: Sequence[Group]) -> Figure:
         handles.append(Line2D([], [], color=style.GREEN, dashes=(5, 3), label="S*"))
     _legend(figure, groups, handles)
     return figure
-
-
-def plot_adapter_size(groups: Sequence[Group]) -> Figure:
-    """What size held-out text would have the adapter; of one run the training text too."""
-    figure, axes = _figure(groups)
-    run = _only(groups)
-    if run:
-        draw_size(axes, run)
-        return _finished(figure, axes, groups)
-    asked = [group for group in groups if any(run.asks_for_size for run in group.runs)]
-    for group in asked:
-        _draw(axes, group, _held_out_size)
-    runs = [run for group in asked for run in group.runs if run.asks_for_size]
-    low, high = zip(*(limits(run.history, training=False) for run in runs), strict=True)
-    set_size_scale(axes, (min(low), max(high)))
-    line = Line2D([], [], color=style.GREEN, dashes=(5, 3), label="the right size for held-out text")
-    return _finished(figure, axes, groups, [line], drawn=asked, missing="not measured")
 
 
 def plot_learned(groups: Sequence[Group]) -> Figure:
@@ -271,11 +253,9 @@ FIGURES: dict[str, Callable[[Sequence[Group]], Figure]] = {
 
 
 def draw_figures(groups: Sequence[Group]) -> dict[str, Figure]:
-    """All ``FIGURES``; where any of the runs held drift, what was learned against it, and where any asked for it, the
-    size that held-out text would have the adapter."""
+    """All ``FIGURES``, and where any of the runs held drift, what was learned against it."""
     runs = [run for group in groups for run in group.runs]
     more = {"learned": plot_learned} if any(run.holds_drift for run in runs) else {}
-    more |= {"adapter_size": plot_adapter_size} if any(run.asks_for_size for run in runs) else {}
     return {name: style.fit(plot(groups)) for name, plot in (FIGURES | more).items()}
 
 
@@ -326,11 +306,6 @@ def _uses_setpoint(group: Group) -> bool:
 
 def _setpoint_moves(group: Group) -> bool:
     return any(run.setpoint_moves for run in group.runs)
-
-
-def _held_out_size(run: Run) -> Course:
-    """The change of size that held-out text would have, where the run asked for it."""
-    return run.column("step"), run.column("best_scale") - 1
 
 
 def _positive(values: np.ndarray) -> np.ndarray:

@@ -138,8 +138,6 @@ def _label(run: Run, settings: Mapping[str, Any], varied: Iterable[str]) -> str:
     parts = [controller]
     if isinstance(target, int | float):
         parts.append(f"{'drift ≤' if run.holds_drift else 'S* ='} {per_cent(target)}")
-    elif run.asks_for_size:
-        parts.append("S* auto")
     if lam is not None:
         parts.append(f"λ = {lam:g}")
     apart = [f"{_SHORT.get(name, name.split('.')[-1])} {_word(settings.get(name))}" for name in varied]

@@ -16,7 +16,6 @@ from typing import Any
 from granite_scu.config.errors import UserError
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import require_writable
-from granite_scu.viz.adapter_size import describe
 from granite_scu.viz.glossary import explain_terms, explanations
 from granite_scu.viz.report_answers import answers, elsewhere, samples
 from granite_scu.viz.report_data import chart_data
@@ -241,9 +240,8 @@ def _figure(what: str, value: str, remark: str) -> str:
 
 
 def _control(run: Run) -> str:
-    """What size the texts would have the adapter, and how S was held, where it was to be."""
-    control, size = section(run.metrics, "control"), describe(run.history[-1])
-    parts = [f"At the last tick {size}."] if size else []
+    """How S was held, where it was to be."""
+    control, parts = section(run.metrics, "control"), []
     if run.holds_drift:
         parts.append("λ multiplies drift, how far the model has moved on general text. S is only measured.")
     elif is_number(control.get("iae")):
@@ -312,8 +310,6 @@ def _course(run: Run, data: Mapping[str, Any]) -> str:
     note = explain_terms(
         "S = ParamBPT / (DataBPT + ParamBPT): the share of all bits that describes the adapter, measured at every tick."
     )
-    if run.asks_for_size:
-        note += " Adapter size wanted: the size at which the text would cost the fewest bits, as its slope tells."
     drawn = len(data["steps"])
     thinned = f" Of {data['ticks']:,} ticks {drawn:,} are drawn, the extremes of each stretch among them."
     none = run.config.get("controller") == "none"

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from granite_scu.viz.adapter_size import limits
 from granite_scu.viz.run_folder import BAND, Run
 
 MAX_TICKS = 4000
@@ -14,11 +13,6 @@ MAX_TICKS = 4000
 
 COLUMNS = ("s", "s_ema", "s_target", "lambda", "data_bpt", "param_bpt", "tokens_per_s", "lr", "grad_norm")
 _DECISIVE = ("s", "s_ema", "lambda", "data_bpt")
-_SIZES = {
-    "size_held_out": ("best_scale", 1.0), "size_error": ("best_scale_error", 0.0),
-    "size_training": ("best_scale_training", 1.0),
-}  # fmt: skip
-"""Columns of a run that asked what size the texts would have the adapter: field, and what is taken off."""
 _DRIFT = ("drift", "drift_target")
 """Columns of a run that held drift."""
 _DIGITS = 6
@@ -38,8 +32,6 @@ def chart_data(run: Run) -> dict[str, Any]:
     columns = {name: run.column(name)[kept] for name in COLUMNS}
     if run.holds_drift:
         columns |= {name: run.column(name)[kept] for name in _DRIFT}
-    if run.asks_for_size:
-        columns |= {name: run.column(field)[kept] - less for name, (field, less) in _SIZES.items()}
     return {
         "steps": run.column("step")[kept].astype(int).tolist(),
         "tokens": [int(value) if math.isfinite(value) else None for value in run.column("tokens")[kept]],
@@ -88,7 +80,6 @@ def _charts(run: Run) -> list[dict[str, Any]]:
             [_series("λ", "lambda", "until", "vermilion", marks=True)],
             "λ = 0 throughout: nothing was steered." if _all_zero(run) else "λ was not recorded.",
         ),
-        *([_size_chart(run)] if run.asks_for_size else []),
         _chart(
             "param_bpt", "ParamBPT, the adapter", "bits per token", "number", "auto",
             [_series("ParamBPT", "param_bpt", "line", "purple")],
@@ -130,15 +121,6 @@ def _drift_charts(run: Run) -> Iterator[dict[str, Any]]:
     )  # fmt: skip
 
 
-def _size_chart(run: Run) -> dict[str, Any]:
-    """What size the texts would have the adapter, around the size that it has."""
-    held_out = _series("held-out text", "size_held_out", "line", "blue", error="size_error")
-    training = _series("training text", "size_training", "line", "orange")
-    chart = _chart("size", "Adapter size wanted", "against the size it has", "change", "linear",
-                   [held_out, training])  # fmt: skip
-    return chart | {"range": list(map(_number, limits(run.history))), "reference": 0}
-
-
 def _all_zero(run: Run) -> bool:
     lam = run.column("lambda")
     return bool(np.isfinite(lam).any() and not (lam > 0).any())
@@ -153,13 +135,9 @@ def _chart(
     }  # fmt: skip
 
 
-def _series(
-    label: str, column: str, form: str, colour: str, band: bool = False, marks: bool = False, error: str = ""
-) -> dict[str, Any]:
-    """``error`` is the column of the standard errors; points are the validations."""
-    return {
-        "label": label, "column": column, "form": form, "colour": colour, "band": band, "marks": marks, "error": error
-    }  # fmt: skip
+def _series(label: str, column: str, form: str, colour: str, band: bool = False, marks: bool = False) -> dict[str, Any]:
+    """Points are the validations."""
+    return {"label": label, "column": column, "form": form, "colour": colour, "band": band, "marks": marks}
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:

@@ -29,7 +29,6 @@ from granite_scu.storage.run_folder import (
     read_json,
     unreadable,
 )
-from granite_scu.viz.adapter_size import FIELDS
 
 BAND = 0.10
 """Half width of the band around the setpoint, relative to it, in which S counts as held."""
@@ -159,11 +158,6 @@ class Run:
         if self.validates_drift and share is not None and isinstance(bits, float):
             return [(share, bits)]
         return [place[1:] for place in self.drift_path if place[0] == self.kept_step]
-
-    @property
-    def asks_for_size(self) -> bool:
-        """Whether the run asked at its ticks what size the texts would have the adapter."""
-        return FIELDS[0] in self.history[-1]
 
     @property
     def measured(self) -> bool:

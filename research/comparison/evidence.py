@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from granite_scu.config.errors import UserError
-from granite_scu.control import AUTO, AutoSetpoint
 from granite_scu.control.laws.base import FORMERLY
 from research.comparison.protocol import EVAL_STEPS, PRECISION, TRAINING, VALIDATION_TOKENS, Task
 from research.comparison.record import BASE, fault, outcome
 from research.laws import LAWS
+from research.laws.auto import AUTO, AutoSetpoint
 from research.run_store import RunStore
 
 VERSION = 2
@@ -35,7 +35,7 @@ of it at the tick where it is bound).
 """
 
 AUTO_RULE = 3
-"""Counts up when ``--target-s auto`` moves the setpoint otherwise under the same settings."""
+"""Counts up when a setpoint of ``auto`` is moved otherwise under the same settings."""
 
 INNER = {"cascade": ("pi",)}
 """Laws that act through another."""

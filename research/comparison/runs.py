@@ -17,7 +17,6 @@ from rich.console import Console
 from granite_scu.config.errors import Diverged
 from granite_scu.config.request import Request
 from granite_scu.config.settings import ControlConfig
-from granite_scu.control.laws.base import AdapterBenefit, Slopes
 from granite_scu.data.blocks.packing import Blocks
 from granite_scu.evaluation.score import score
 from granite_scu.model import loading
@@ -32,6 +31,7 @@ from research.comparison.data import ComparedData, place_of
 from research.comparison.document_scores import DocumentScores, score_documents
 from research.comparison.evidence import Evidence, Spec
 from research.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOKENS
+from research.laws import AUTO, auto
 from research.laws import place_of as place_of_law
 from research.run_store import origin, write_record
 
@@ -96,7 +96,8 @@ def dotted_settings(spec: Spec, settings: dict[str, Any], folder: Path) -> dict[
         "run.samples": 0,
         "trainer.limit_val_batches": VALIDATION_TOKENS,  # the text is cut to size itself
     }
-    given["control.controller"] = place_of_law(given["control.controller"])
+    moves = given.get("control.target_s") == auto.AUTO and given.pop("control.target_s")
+    given["control.controller"] = AUTO if moves else place_of_law(given["control.controller"])
     known = {f"control.{field.name}" for field in fields(ControlConfig)}
     own = [name for name in given if name.startswith("control.") and name not in known]
     if own:
@@ -185,11 +186,10 @@ class ScoreByDocument(FinalScore):
 def _course(ticks: list[dict]) -> dict[str, list]:
     """What a record keeps of the ticks, a list for each field."""
     names = ["step", "s", "lambda", "data_bpt"]
-    if any(tick["saved_held_out"] is not None for tick in ticks):  # what a setpoint was moved by, and to where
-        names += ["s_target", *(f"saved_{field}" for field in AdapterBenefit._fields)]
-    if "best_scale" in ticks[0]:
-        names += ["s_target", "best_scale", "best_scale_error", *(f"savings_{field}" for field in Slopes._fields)]
-    return {name: [_short(tick[name]) for tick in ticks] for name in names}
+    sensed = dict.fromkeys(name for tick in ticks for name in tick if name.startswith(("saved_", "savings_")))
+    if sensed:  # what a setpoint was moved by, and to where
+        names += ["s_target", *sensed]
+    return {name: [_short(tick.get(name)) for tick in ticks] for name in names}
 
 
 def by_document(module: GraniteModule, test: Blocks, size: int, context: AbstractContextManager) -> DocumentScores:

@@ -17,7 +17,6 @@ from granite_scu.config.request import Request
 from granite_scu.config.settings import DEFAULT_EVERY, ControlConfig
 from granite_scu.export.present import write_report_on_exit
 from granite_scu.storage.run_folder import RunFolder, finite
-from granite_scu.training.controller import build_controller
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.recipe import prepare, train
 from research.identification import agreement
@@ -102,8 +101,8 @@ def identify(request: Request, config: StepTest, console: Console, as_json: bool
 def _law(asked: ControlConfig, resume: str | None, amplitude: float, factor: float) -> control.PI:
     """The law that finds the operating point."""
     if asked.controller not in control.CONTROLLERS:
-        build_controller(asked)  # says which there are
-    if asked.target_s == "auto":
+        asked.law()  # says which there are
+    if asked.target_s is None:
         raise UserError("--control.target_s: identify works at one operating point; give a ratio, for example 0.02")
     if asked.controller != "pi":
         raise UserError(
@@ -119,7 +118,7 @@ def _law(asked: ControlConfig, resume: str | None, amplitude: float, factor: flo
         )
     if resume:
         raise UserError(f"--run.resume {resume}: a step test cannot be continued; leave it out")
-    return build_controller(asked)
+    return asked.law()
 
 
 def _experiment(

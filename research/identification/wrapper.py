@@ -1,7 +1,6 @@
 """What a law that acts around another law has in common with its like."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from granite_scu.control.laws.pi import PI, PIState
 
@@ -26,9 +25,6 @@ class Wrapper:
     Attributes:
         law: the wrapped law.
     """
-
-    needs_kl: ClassVar[bool] = False
-    needs_slopes: ClassVar[bool] = False
 
     law: PI
 

@@ -24,6 +24,9 @@ OWN: dict[str, type[Controller[Any]]] = {
     "ziegler": Ziegler,
     "replay": Replay,
 }
+AUTO = "research.laws.auto:AutoSetpoint"
+"""What ``--controller`` is given for PI whose setpoint moves, which records call pi at a setpoint of ``auto``."""
+
 LAWS = CONTROLLERS | OWN
 """By the names that finished runs have them by."""
 

@@ -2,10 +2,29 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-from granite_scu.control.laws.base import PROBED_SCALE, AdapterBenefit, Measurement, Output, check, clip, require
+from granite_scu.control.laws.base import Measurement, Output, Sensor, check, clip, require
 from granite_scu.control.laws.pi import PI, PIState
+
+PROBED_SCALE = 0.8
+"""The adapter is scored at its own scale and at this share of it: far enough for a difference beyond rounding, near
+enough for the slope at 1."""
+
+
+class AdapterBenefit(NamedTuple):
+    """Bits per token that the adapter saves over the base model, as it is and scaled down to ``PROBED_SCALE``.
+
+    Attributes:
+        held_out, held_out_scaled: on held-out text.
+        training, training_scaled: on the training text that comes next.
+    """
+
+    held_out: float
+    held_out_scaled: float
+    training: float
+    training_scaled: float
+
 
 MIN_VALIDATIONS = 10
 """Validations in a run that give it the time to measure, and to move its setpoint by decades."""
@@ -89,9 +108,6 @@ class Cascade:
         lambda_max: upper bound of lambda.
     """
 
-    needs_kl: ClassVar[bool] = False
-    needs_slopes: ClassVar[bool] = False
-    needs_benefit: ClassVar[bool] = True
     refuses: ClassVar[dict[str, str]] = {
         "--actuator decoupled": "it works with loss alone",
         "--measure factors": "it works with delta alone",
@@ -115,13 +131,20 @@ class Cascade:
         require(0 < self.aim < 1, f"aim {self.aim}: must lie between 0 and 1")
         check(self, "gain", "limit")
 
-    def check_length(self, ticks: int, validations: int) -> None:
-        """Refuse a run without the validations that it moves by; a tick finds the newest alone."""
+    def in_a_run_of(self, ticks: int, validations: int) -> "Cascade":
+        """This law; refuses a run without the validations that it moves by; a tick finds the newest alone."""
         if (found := min(ticks - 1, validations)) < MIN_VALIDATIONS:
             raise ValueError(
                 f"moves its setpoint at validations and takes {MIN_VALIDATIONS} at least, and the run has {found}; "
                 "set a smaller --eval-steps or --control-every, or train for longer"
             )
+        return self
+
+    def sensor(self) -> Sensor:
+        """Of what the adapter saves."""
+        from research.laws.savings import Savings  # late: it takes seconds, and a law alone needs none
+
+        return Savings()
 
     @property
     def lambda_start(self) -> float:
@@ -135,10 +158,11 @@ class Cascade:
         return CascadeState(self._inner(self._first_odds).init(), self._first_odds)
 
     def update(self, state: CascadeState, measurement: Measurement) -> tuple[CascadeState, Output]:
-        if measurement.saved is not None:
-            if not all(map(math.isfinite, measurement.saved)):
+        if measurement.sensed:
+            saved = AdapterBenefit(*(measurement.sensed[f"saved_{name}"] for name in AdapterBenefit._fields))
+            if not all(map(math.isfinite, saved)):
                 return state, replace(state.law.output, held=True, setpoint=self._inner(state.odds).setpoint)
-            state = replace(state, odds=self._moved(state, measurement.saved))
+            state = replace(state, odds=self._moved(state, saved))
         inner = self._inner(state.odds)
         law, output = inner.update(state.law, measurement)
         return replace(state, law=law), replace(output, setpoint=inner.setpoint)

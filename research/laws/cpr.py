@@ -57,8 +57,6 @@ class CPR:
         lambda_max: upper bound of each lambda.
     """
 
-    needs_kl: ClassVar[bool] = False
-    needs_slopes: ClassVar[bool] = False
     refuses: ClassVar[dict[str, str]] = {"--actuator decoupled": "its lambda grows in steps that are made for the loss"}
     setpoint: ClassVar[None] = None
 
@@ -72,8 +70,8 @@ class CPR:
         check(self, "mu", "lambda_max", *(() if self.cpr_bound is None else ("cpr_bound",)))
         require(self.cpr_warmup >= 1, f"cpr_warmup {self.cpr_warmup}: must be at least 1 tick")
 
-    def check_length(self, ticks: int, validations: int) -> None:
-        """Refuse a run in which it would do nothing."""
+    def in_a_run_of(self, ticks: int, validations: int) -> "CPR":
+        """This law; refuses a run in which it would do nothing."""
         # At the tick that takes the bounds no matrix exceeds them yet, and after the last no step is left to act on.
         if self.cpr_bound is None and self.cpr_warmup > ticks - 2:
             most = f", set cpr_warmup to at most {ticks - 2}" if ticks > 2 else ""
@@ -81,6 +79,7 @@ class CPR:
                 f"takes its bounds after {self.cpr_warmup} ticks and would do nothing in {ticks}; give cpr_bound{most}"
                 ", a smaller --control-every, or train for longer"
             )
+        return self
 
     @property
     def lambda_start(self) -> float:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from granite_scu.control.laws.base import Measurement, Output, bounded_exp, check, clip
+from granite_scu.control.laws.base import Measurement, Output, Sensor, bounded_exp, check, clip
 from granite_scu.control.laws.feedback import FeedbackState
 from granite_scu.control.laws.filter import Ema, read
 
@@ -35,8 +35,6 @@ class KL:
         lambda_max: upper bound of lambda.
     """
 
-    needs_kl: ClassVar[bool] = True
-    needs_slopes: ClassVar[bool] = False
     setpoint: ClassVar[None] = None
 
     target_kl: float = 0.1
@@ -55,12 +53,18 @@ class KL:
     def lambda_start(self) -> float:
         return self.lambda_init
 
+    def sensor(self) -> Sensor:
+        """Of the KL."""
+        from research.laws.kl_from_start import KLFromStart  # late: it takes seconds, and a law alone needs none
+
+        return KLFromStart()
+
     def init(self) -> FeedbackState:
         return FeedbackState(Ema(), Output(self.lambda_init))
 
     def update(self, state: FeedbackState, measurement: Measurement) -> tuple[FeedbackState, Output]:
         reading = read(state.ema, measurement, self.ema_alpha)
-        kl = measurement.kl
+        kl = measurement.sensed.get("kl_bpt")
         # A window whose steps all failed has no S, whatever the KL says. An S of 0, before anything is learned, is one.
         if kl is None or not math.isfinite(kl) or not math.isfinite(measurement.s):
             return state, replace(state.output, held=True)

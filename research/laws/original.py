@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from granite_scu.control.laws.base import Measurement, Output, bounded_exp, check, clip, require
 from granite_scu.control.laws.filter import Ema
@@ -54,9 +53,6 @@ class Original:
         lambda_min: lower bound of lambda, above 0.
         lambda_max: upper bound of lambda.
     """
-
-    needs_kl: ClassVar[bool] = False
-    needs_slopes: ClassVar[bool] = False
 
     setpoint: float = 0.01
     kp: float = 0.8

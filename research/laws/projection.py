@@ -38,8 +38,6 @@ class Projection:
         ema_alpha: weight of the newest measurement in both filters, in (0, 1]; 1 does not smooth.
     """
 
-    needs_kl: ClassVar[bool] = False
-    needs_slopes: ClassVar[bool] = False
     refuses: ClassVar[dict[str, str]] = {
         "--adapter": "it scales A and B down, which leads to no adapter at all, not to where training starts"
     }

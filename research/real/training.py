@@ -25,6 +25,7 @@ from granite_scu.model.description_length import weighted_penalty
 from granite_scu.model.mamba2 import mamba
 from granite_scu.storage.run_folder import read_json
 from granite_scu.training.recipe import prepare, train
+from research.laws import AUTO
 from research.real.grid import Cell, Line
 from research.real.measuring import Measured, once
 from research.real.tasks import TASKS, digest, split
@@ -107,7 +108,7 @@ def of_arm(cell: Cell, general: Path) -> dict[str, Any]:
     return {
         "plain": plain,
         "replay": plain,
-        "auto": {"control.controller": "pi", "control.target_s": "auto"},
+        "auto": {"control.controller": AUTO},
         "drift": held | {"drift.max_drift": cell.value},
         "both": held | {"drift.max_drift": cell.value},
         "kl": held | {"drift.max_drift": ANY_BUDGET} | one,

@@ -8,6 +8,8 @@ from conftest import (  # noqa: F401
     _no_log_of_another_test,
     _nothing_of_the_user,
     bf16,
+    fit,
+    make_batches,
     make_module,
     no_bf16,
     small_granite,

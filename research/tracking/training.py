@@ -56,7 +56,6 @@ def request_of(cell: TrackingCell, folder: str) -> Any:
             "--controller", place_of(cell.controller), "--target-s", str(cell.setpoint), *cell.settings,
         ]
     )  # fmt: skip
-    from granite_scu.training import controller as steering  # late: a wrong flag is refused before torch is imported
 
     request = layers.request()
     settled = {
@@ -77,7 +76,7 @@ def request_of(cell: TrackingCell, folder: str) -> Any:
     for flag, (found, ours) in settled.items():
         if found != ours:
             raise UserError(f"--set: {flag} is the grid's own; leave it out")
-    steering.build_controller(request.control)  # for the law's own refusals
+    request.control.law()  # for the law's own refusals
     return request
 
 

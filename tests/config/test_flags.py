@@ -63,7 +63,7 @@ ASKING = ["--test-run", "--check-requirements", "--dry-run", "--json", "--debug"
 
 # Where --help says in words what the default is, which is worked out later or reads otherwise.
 PROMISED = {
-    "--target-s": "none, or auto where another setting of pi is given",
+    "--target-s": "none",
     "--controller": "none, or pi where a setting of a controller is given",
     "--data-dir": "wikitext-2 from the hub",
     "--lora-targets": "all",
@@ -285,7 +285,7 @@ def test_a_test_run_only_changes_defaults():
 
 def test_in_a_test_run_a_budget_of_drift_takes_the_place_of_its_setpoint():
     request = resolved("--test-run", "--max-drift", "2%")
-    assert (request.drift.max_drift, request.control.target_s) == (0.02, "auto")
+    assert (request.drift.max_drift, request.control.target_s) == (0.02, None)
     with pytest.raises(UserError, match="leave out --target-s"):
         resolved("--test-run", "--max-drift", "2%", "--target-s", "10%")
 
@@ -295,10 +295,9 @@ def test_a_test_run_ticks_at_least_forty_times():
     assert request.trainer.max_steps // request.control.every >= 40
 
 
-def test_the_setpoint_is_a_share_or_auto():
-    assert resolved("--target-s", "auto").control.target_s == "auto"
+def test_the_setpoint_is_a_share():
     for wrong in ("0", "1", "-0.1"):
-        with pytest.raises(UserError, match=f"--target-s {wrong}.*: must lie between 0 and 1, or be auto"):
+        with pytest.raises(UserError, match=f"--target-s {wrong}.*: must lie between 0 and 1"):
             resolved(f"--target-s={wrong}")
 
 

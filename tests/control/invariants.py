@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from granite_scu.control import (
     PI,
-    AutoSetpoint,
     Controller,
     Cosine,
     Fixed,
@@ -18,7 +17,7 @@ from granite_scu.control import (
     NoControl,
     Output,
 )
-from granite_scu.control.laws.base import AdapterBenefit, Slopes, as_stored, restored
+from granite_scu.control.laws.base import as_stored, restored
 
 UNUSABLE = [math.nan, math.inf, -math.inf]
 ERRORS = [0.0, 3.0, math.inf, math.nan, 0.0]
@@ -26,27 +25,32 @@ ERRORS = [0.0, 3.0, math.inf, math.nan, 0.0]
 
 
 def seen(s: float, *, layers: tuple[float, ...] = (0.04, 0.06), **more: Any) -> Measurement:
-    return Measurement(**{"s": s, "data_bpt": 2.0, "param_bpt": math.fsum(layers), "layers": layers, "kl": 0.1, **more})
+    return Measurement(**{"s": s, "data_bpt": 2.0, "param_bpt": math.fsum(layers), "layers": layers, **more})
 
 
 NUMBERS = st.one_of(st.floats(0, 1e3), st.sampled_from([0.0, *UNUSABLE]))
-SAVINGS = st.one_of(st.floats(-20, 20), st.sampled_from(UNUSABLE))
-MEASUREMENTS = st.lists(
-    st.builds(
-        Measurement,
-        s=st.one_of(st.floats(1e-9, 1, exclude_max=True), st.sampled_from([0.0, -0.1, *UNUSABLE])),
-        data_bpt=NUMBERS,
-        param_bpt=NUMBERS,
-        layers=st.tuples(NUMBERS, NUMBERS, NUMBERS),
-        kl=st.one_of(st.none(), NUMBERS),
-        step=st.integers(0, 100),
-        progress=st.floats(0, 1),
-        lr_sum=st.floats(0, 1),
-        saved=st.one_of(st.none(), st.builds(AdapterBenefit, *[SAVINGS] * 4)),
-        slopes=st.one_of(st.none(), st.builds(Slopes, *[SAVINGS] * 4)),
-    ),
-    max_size=30,
-)
+SENSED = st.one_of(st.floats(-20, 20), st.sampled_from(UNUSABLE))
+
+
+def measurements(*sensed: str) -> st.SearchStrategy[list[Measurement]]:
+    """Courses of ticks, at some of which a sensor has read figures of these names."""
+    return st.lists(
+        st.builds(
+            Measurement,
+            s=st.one_of(st.floats(1e-9, 1, exclude_max=True), st.sampled_from([0.0, -0.1, *UNUSABLE])),
+            data_bpt=NUMBERS,
+            param_bpt=NUMBERS,
+            layers=st.tuples(NUMBERS, NUMBERS, NUMBERS),
+            step=st.integers(0, 100),
+            progress=st.floats(0, 1),
+            lr_sum=st.floats(0, 1),
+            sensed=st.one_of(st.just({}), st.fixed_dictionaries(dict.fromkeys(sensed, SENSED))),
+        ),
+        max_size=30,
+    )
+
+
+MEASUREMENTS = measurements()
 
 
 def check_invariants(law: Controller[Any], measurements: list[Measurement]) -> None:
@@ -104,5 +108,4 @@ LAWS: dict[str, st.SearchStrategy[Controller[Any]]] = {
         lambda_init=st.one_of(st.none(), st.floats(0.01, 100)),
         **BOUNDS,
     ),
-    "auto": st.builds(AutoSetpoint, st.builds(PI, setpoint=st.floats(1e-4, 0.9), **BOUNDS), rate=st.floats(0.01, 3)),
 }

@@ -116,26 +116,6 @@ def test_evaluation_has_each_block_once_over_all_ranks(tokenizer, one_text, worl
     assert total == blocks.n_supervised
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_held_out_micro_batches_are_parts_of_the_shuffled_validation_blocks(tokenizer, one_text, world_size):
-    data = prepared(tokenizer, one_text)
-    ranks = [on_rank(prepared(tokenizer, one_text), rank, world_size) for rank in range(world_size)]
-    assert {rank.n_held_out for rank in ranks} == {13 // (4 * world_size)}
-    numbers = range(ranks[0].n_held_out)
-    batches = [rank.held_out(number) for number in numbers for rank in ranks]
-    assert {batch["input_ids"].shape for batch in batches} == {(4, 32)}
-    seen = [bytes(row.tolist()) for batch in batches for row in batch["input_ids"]]
-    every = [bytes(data.validation[index][0].tolist()) for index in range(13)]
-    assert Counter(seen) <= Counter(every)
-    assert seen != every[: len(seen)]
-    again = on_rank(prepared(tokenizer, one_text), 0, world_size).held_out(0)
-    assert torch.equal(again["input_ids"], batches[0]["input_ids"])
-    # Where there is less than a micro-batch, what there is.
-    few = prepared(tokenizer, one_text, batch_size=16)
-    assert on_rank(few, 0, world_size).n_held_out == 1
-    assert len(few.held_out(0)["input_ids"]) == 13 // world_size
-
-
 @pytest.mark.parametrize("loader", ["train_dataloader", "val_dataloader", "test_dataloader"])
 def test_a_process_without_a_block_to_evaluate_on_is_refused(tokenizer, one_text, loader, tmp_path):
     test = tmp_path / "test.txt"

@@ -18,10 +18,10 @@ FEW += ("--learning-rate", "1e-2", "--lora-r", 4)
 
 @pytest.fixture(scope="module")
 def folder(launch, topics, small_mixture, tmp_path_factory):
-    """A run that adapts the experts, rank-stabilised, under `--target-s auto`, which reads slopes."""
+    """A run that adapts the experts, rank-stabilised, under a controller."""
     folder = tmp_path_factory.mktemp("runs") / "mine"
     asked = (*FEW, "--model", small_mixture, "--data-dir", topics, "--lora-experts", "--rslora", "--save-steps", 3)
-    asked += ("--target-s", "auto")
+    asked += ("--target-s", "10%")
     done(launch, *asked, "--output-dir", folder)
     return folder
 

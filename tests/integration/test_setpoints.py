@@ -1,20 +1,13 @@
 """What a run says and does about its setpoint: beyond reach, found during the run, held long enough to stop."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
-import torch
-import yaml
 from outcomes import done, refused_line
-from safetensors.torch import load_file
-
-from granite_scu.viz.adapter_size import FIELDS, describe
 
 SMALL = ("--test-run", "--precision", "fp32", "--batch-size", 1, "--block-size", 64, "--eval-iters", 2)
 SMALL += ("--warmup-steps", 2, "--control-every", 2, "--eval-batch-size", 16)
-SEEKING = (*SMALL, "--target-s", "auto", "--max-steps", 60, "--save-steps", 33, "--lora-dropout", 0.1)
 TINY = ("--config", str(Path(__file__).parents[2] / "configs" / "tiny.yaml"), "--data.block_size=64")
 TINY += ("--data.batch_size=1", "--control.every=2")
 
@@ -73,116 +66,6 @@ def test_a_bound_far_from_the_lambda_that_is_expected_is_said_before_the_run(lau
     assert "--lambda-max 0.1: S* = 0.4 % is expected to take" in json.loads(out)["target_s_advice"]
 
 
-# Found inside the run
-
-
-@pytest.fixture(scope="module")
-def auto(launch, corpus, tmp_path_factory):
-    """A run that finds its setpoint; what the console showed, and the run folder."""
-    folder = tmp_path_factory.mktemp("auto") / "run"
-    code, out, err = launch(*SEEKING, "--data-dir", corpus, "--output-dir", folder)
-    assert (code, err) == (0, ""), out
-    return " ".join(out.split()), folder
-
-
-def test_auto_says_what_it_moves_the_setpoint_by(auto):
-    assert "--target-s auto: S* starts at 20%, and moves at each of 30 ticks; " in auto[0]
-    assert (
-        " of 1 held-out document, and what so few say may not hold for other text: --controller none is safer"
-        in auto[0]
-    )
-
-
-def test_auto_moves_the_setpoint_and_records_what_it_saw(auto):
-    records = read(auto[1], "scu_history.json")
-    setpoints = [record["s_target"] for record in records]
-    assert setpoints[:2] == pytest.approx([0.2, 0.2])
-    assert len(set(setpoints)) > 5
-    figures = ("savings_held_out", "savings_held_out_slope", "savings_training", "savings_training_slope")
-    assert all(math.isfinite(record[figure]) for record in records for figure in figures)
-    assert records[-1]["best_scale"] > 0 and records[-1]["best_scale_error"] > 0
-    assert read(auto[1], "scu_config.json")["target_s"] is None
-    assert yaml.safe_load((auto[1] / "config.yaml").read_text())["control"]["target_s"] == "auto"
-
-
-def test_auto_says_what_size_held_out_text_would_have_the_adapter(auto):
-    last, metrics = read(auto[1], "scu_history.json")[-1], read(auto[1], "scu_metrics.json")
-    assert all(metrics[name] == last[name] for name in FIELDS)
-    assert f"At the last tick {describe(last)}." in (auto[1] / "report.html").read_text(encoding="utf-8")
-    assert "adapter size" in auto[0] and "not judged: S* moves during the run" in auto[0]
-
-
-def test_a_fixed_setpoint_measures_no_slopes(unreachable):
-    assert "best_scale" not in read(unreachable[1], "scu_history.json")[0]
-    assert "best_scale" not in read(unreachable[1], "scu_metrics.json")
-
-
-def test_auto_continues_from_a_checkpoint_as_if_it_had_not_stopped(auto, launch, tmp_path):
-    """Checkpoint 33 lies between two ticks."""
-    folder = auto[1]
-    flags = ("--config", folder / "config.yaml", "--output-dir", tmp_path / "resumed")
-    code, out, err = launch(*flags, "--resume-from-checkpoint", folder / "checkpoint-33")
-    assert "S* continues where the checkpoint has it" in " ".join(out.split())
-    assert (code, err) == (0, ""), out
-    last = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name[11:]))[-1].name  # that of the last step
-    weights = [load_file(f / last / "adapter_model.safetensors") for f in (folder, tmp_path / "resumed")]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    names = ("s_target", "lambda", "savings_held_out", "savings_training_slope", "best_scale")
-    whole, rest = (
-        [[record[name] for name in names] for record in read(f, "scu_history.json")]
-        for f in (folder, tmp_path / "resumed")
-    )
-    assert whole == rest
-
-
-def test_where_auto_could_not_act_it_is_refused(launch, corpus, tmp_path):
-    words = "--target-s auto: acts after each 2 optimizer steps (--control-every), and the run has"
-    for more in ((), ("--dry-run",)):
-        flags = (*SMALL, "--target-s", "auto", "--data-dir", corpus, "--output-dir", tmp_path / "run")
-        assert words in refused_line(launch, *flags, "--max-steps", 2, *more)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.fixture
-def too_little(launch, corpus, tmp_path):
-    """The flags of a run without its batch size, and the blocks that its validation text makes."""
-    flags = (*SMALL[:3], *SMALL[5:], "--target-s", "auto", "--data-dir", corpus, "--save-steps", 2)
-    out = done(launch, *flags, "--output-dir", tmp_path / "run", "--batch-size", 1, "--dry-run", "--json")
-    return (*flags, "--max-steps", 4), json.loads(out)["data"]["validation"]["blocks"]
-
-
-def test_a_tick_has_a_micro_batch_of_validation_text_to_read(launch, tmp_path, too_little):
-    (flags, there), run = too_little, ("--output-dir", tmp_path / "run")
-    more = ("--batch-size", there + 1)
-    err = refused_line(launch, *flags, *run, *more)
-    assert not (tmp_path / "run").exists()
-    assert f"reads a micro-batch of {there + 1} validation blocks, and the text makes {there}; " in err
-    assert f"set --batch-size {there}, give a setpoint, such as --target-s 0.1, or " in err
-
-
-@pytest.mark.slow
-def test_what_is_proposed_where_a_tick_has_too_little_text_is_accepted(launch, tmp_path, too_little):
-    (flags, there), run = too_little, ("--output-dir", tmp_path / "run")
-    more = ("--batch-size", there + 1)
-    remedies = ("--batch-size", there), (*more, "--target-s", 0.1), (*more, "--controller", "none")
-    for remedy in (*remedies, ("--batch-size", 2, "--gradient-accumulation-steps", there, "--auto-batch-size")):
-        done(launch, *flags, *run, *remedy, "--dry-run")
-
-
-@pytest.mark.parametrize(
-    ("saved", "now", "words"),
-    [
-        ("auto", 0.1, "its setpoint was found during the run; resume with --target-s auto"),
-        (0.1, "auto", "its setpoint is 0.1; resume with --target-s 0.1"),
-    ],
-)
-def test_a_checkpoint_of_the_other_kind_of_setpoint_is_refused(launch, corpus, tmp_path, saved, now, words):
-    flags = (*SMALL, "--max-steps", 4, "--save-steps", 2, "--data-dir", corpus)
-    assert launch(*flags, "--target-s", saved, "--output-dir", tmp_path / "run")[0] == 0
-    resumed = ("--resume-from-checkpoint", tmp_path / "run" / "checkpoint-2", "--output-dir", tmp_path / "new")
-    assert words in refused_line(launch, *flags, "--target-s", now, *resumed)
-
-
 # What is refused
 
 
@@ -195,8 +78,6 @@ def test_a_checkpoint_of_the_other_kind_of_setpoint_is_refused(launch, corpus, t
             "--stop-at-equilibrium: --measure factors: judges how far the weights moved by how far S rose from 0",
         ),
         (["--stop-at-equilibrium", "--controller", "research.laws.cascade:Cascade"], "laws.cascade:Cascade follows"),
-        (["--measure", "factors", "--target-s", "auto", "--kp", "1", "--ki", "0.1"], "--measure factors: --target-s"),
-        (["--stop-at-equilibrium", "--target-s", "auto"], "--stop-at-equilibrium: --target-s auto moves the setpoint"),
         (["--stop-at-equilibrium", "--target-s", "0.95"], "--target-s 0.95: its band of 10% reaches to 1"),
         (["--stop-at-equilibrium", "7"], "--stop-at-equilibrium 7: must be at least 8 ticks"),
         (

@@ -84,11 +84,10 @@ def in_lightning(model: str, examples: list[dict], folder: str, batch: int, gene
         meters = [DriftMeter(lambda *_: read, BUDGET, (1e-3, 1e3), 64, 256, padding_of(tokenizer))]
         drift = meters[0].plant
     law = config.law()
-    law = law.in_a_run_of(STEPS // EVERY) if law.needs_slopes else law
     optimizer = settings.OptimizerConfig(RATE, "constant", warmup_steps=0, gradient_clip=CLIP)
     lora, prior = settings.LoraConfig(4, 8.0), settings.PriorConfig(n_tokens=N)
     base = settings.BaseConfig(model)
-    module = GraniteModule(base, lora, optimizer, prior, STEPS, measures_slopes=law.needs_slopes)
+    module = GraniteModule(base, lora, optimizer, prior, STEPS)
     module.configure_model()
     listener = SimpleNamespace(on_tick=lambda tick, *_: ticks.append(dict(tick.record)))
     loop = ShannonControl(law, EVERY, Stopwatch(), listeners=[listener], drift=drift)

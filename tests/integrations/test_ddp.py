@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).with_name("ddp_run.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
 
 
-STEERED = {"s": ("s", "s_target", "savings_held_out_slope"), "drift": ("s", "drift_bpt", "drift", "penalty_grad_norm")}
+STEERED = {"s": ("s", "s_target"), "drift": ("s", "drift_bpt", "drift", "penalty_grad_norm")}
 
 
 @pytest.mark.parametrize("trainer", ["lightning", "transformers"])

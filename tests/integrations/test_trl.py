@@ -81,23 +81,6 @@ def test_it_counts_the_tokens_of_completions_in_packed_rows(strategy, sft, ticks
     assert last["tokens"] == sum(counts)
 
 
-def test_auto_reads_the_data_set_that_the_trainer_prepared(sft, ticks):
-    """What the adapter saves on it, by the model's own logits with and without the adapter."""
-    trainer = sft([], "bfd", held_out=Dataset.from_list(PAIRS[:2]))
-    trainer.add_callback(ShannonCallback(held_out=trainer.eval_dataset, control_every=1))
-    trainer.train()
-    [batch] = [trainer.data_collator([row]) for row in trainer.eval_dataset]
-    with trainer.model.disable_adapter():
-        without = nats(trainer.model, batch)
-    tokens = int((batch["labels"][:, 1:] != -100).sum())
-    saved = (without - nats(trainer.model, batch)) / tokens / math.log(2)
-    last = ticks(trainer)[-1]
-    assert last["savings_held_out"] == pytest.approx(saved, abs=6 * rounding(OF_SMALL))
-    assert abs(saved) > 1e-3
-    # The adapter is small yet: what it saves goes with its size.
-    assert last["savings_held_out_slope"] == pytest.approx(saved, rel=0.2)
-
-
 @torch.no_grad()
 def nats(model, batch) -> float:
     """Summed cross-entropy of a micro-batch by the model's own logits."""

@@ -9,7 +9,6 @@ import traceback
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
-from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -21,8 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, IterableDataset
 
 from granite_scu.config.errors import RunFailed
-from granite_scu.config.settings import IGNORED
-from granite_scu.control.slopes import SlopeSensor
 from granite_scu.model import loading, loss
 from granite_scu.training.module import GraniteModule, schedule
 
@@ -321,61 +318,6 @@ def test_lambda_on_the_factors_adds_their_own_gradient(make_module, fit, make_ba
     assert math.fsum(module.layer_bpt()) == pytest.approx(float(explicit) / unit / math.log(2), rel=rounding(OF_SMALL))
 
 
-# The distance from the base model
-
-
-class Distance(L.Callback):
-    """The KL from the base model before each optimizer step, and as the model's own logits say."""
-
-    def __init__(self):
-        self.found, self.expected = [], []
-
-    def on_before_optimizer_step(self, trainer, module, optimizer):
-        self.found.append(module.kl_from_start())
-        ids, counted = module.latest_batch["input_ids"], module.latest_batch["labels"] != IGNORED
-        with torch.no_grad():
-            adapted = module.language_model(input_ids=ids, use_cache=False).logits.double().log_softmax(-1)
-            with module.model.disable_adapter():
-                base = module.language_model(input_ids=ids, use_cache=False).logits.double().log_softmax(-1)
-        nats = (adapted.exp() * (adapted - base))[counted].sum()
-        self.expected.append(nats.item() / int(counted.sum()) / math.log(2))
-        assert module.model.training
-
-
-def test_the_kl_from_the_base_model_is_zero_at_first_and_then_what_the_logits_say(make_module, fit, make_batches):
-    distance = Distance()
-    fit(make_module(optimizer={"learning_rate": 1e-2}), make_batches(4), callbacks=[distance])
-    assert distance.found[0] == 0
-    assert all(kl > 1e-4 for kl in distance.found[1:])
-    assert distance.found == pytest.approx(distance.expected, rel=1e-4, abs=1e-6)
-
-
-def test_a_run_that_goes_on_from_its_last_step_reads_the_batch_of_that_anew(
-    make_module, fit, make_batches, monkeypatch
-):
-    """Its last tick comes before any step, and a law that heeds the KL is owed the one of an uninterrupted run."""
-    module, batches, found = make_module(optimizer={"learning_rate": 1e-2}), make_batches(3), []
-
-    class End(L.Callback):
-        def on_train_end(self, trainer, module):
-            found.append(module.kl_from_start())
-            module.latest_batch = None
-            with monkeypatch.context() as patch:
-                upcoming = SimpleNamespace(upcoming=lambda start, count: batches[start : start + count])
-                patch.setattr(trainer, "datamodule", upcoming, raising=False)
-                found.append(module.kl_from_start())
-
-    fit(module, batches, callbacks=[End()])
-    assert found[0] == found[1] > 0
-
-
-def test_measuring_the_kl_changes_nothing(make_module, fit, make_batches):
-    plain, measured = make_module(), make_module()
-    fit(plain, make_batches(3))
-    fit(measured, make_batches(3), callbacks=[Distance()])
-    assert same(plain.factors, measured.factors)
-
-
 # The data's gradient
 
 
@@ -461,18 +403,13 @@ def _hooked(forward, keep, **batch):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_model_is_compiled_once(small_and_deeper, make_module, fit, make_batches, monkeypatch, backend):
-    """Layers of a kind together, whatever lambda does, though validation has no gradients and a smaller last batch, and
-    for the slopes."""
+    """Layers of a kind together, whatever lambda does, though validation has no gradients and a smaller last batch."""
     compile_with = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **_: compile_with(function, backend=backend))
 
     class Steer(L.Callback):
         def on_train_batch_start(self, trainer, module, batch, index):
             module.lam = 0.1 * index
-
-        def on_train_batch_end(self, trainer, module, *_):
-            trainer.datamodule = held_out
-            slopes[-1] += SlopeSensor().read(module, module.read_window().slope)
 
     class Validated(UnderSGD):
         def val_dataloader(self):
@@ -481,15 +418,11 @@ def test_a_compiled_model_is_compiled_once(small_and_deeper, make_module, fit, m
     counters = torch._dynamo.utils.counters
     torch.compiler.reset()
     loss._compiled_work.cache_clear()
-    held_out = SimpleNamespace(
-        teardown=lambda stage: None, n_held_out=1, held_out=lambda number: make_batches(1, seed=1)[0]
-    )
-    gradients, slopes = [], []
+    gradients = []
     for compiled in (False, True):
         counters.clear()
-        slopes.append([])
         base = {"name": small_and_deeper, "compile": compiled}
-        module = make_module(Validated, base=base, measures_slopes=True)
+        module = make_module(Validated, base=base)
         trained_factors(module)
         trainer = fit(module, make_batches(5), callbacks=[Steer()], val_check_interval=2)
         gradients.append([step.gradient for step in trainer.optimizers[0].seen])
@@ -499,7 +432,6 @@ def test_a_compiled_model_is_compiled_once(small_and_deeper, make_module, fit, m
         assert not counters["graph_break"]
     for one, other in zip(*gradients, strict=True):
         assert error(one, other) < 1e-4
-    assert slopes[0] == pytest.approx(slopes[1], rel=1e-3, abs=1e-5)
     loss._compiled_work.cache_clear()
 
 

@@ -67,10 +67,9 @@ def test_a_run_begins_with_what_a_person_wants_to_know_in_twelve_lines():
 
 def test_what_is_not_known_or_does_not_fit_is_said():
     more = {"memory_fits": False, "memory_advice": "try --batch-size 2", "time_s_estimate": None}
-    rows = describe(FACTS | more | {"target_s": "auto: moved at every tick", "first_step": 20})
+    rows = describe(FACTS | more | {"first_step": 20})
     assert rows["memory"].endswith("does not fit (predicted); try --batch-size 2")
     assert rows["time"].startswith("not predicted")
-    assert rows["controller"].endswith("S*, that held-out text chooses")
     assert rows["length"].startswith("1,000 steps, of which 20 are done")
 
 
@@ -175,12 +174,3 @@ def test_a_block_longer_than_the_models_positions_is_said(tmp_path):
 )
 def test_a_run_saves_as_suits_its_length(asked, steps, intervals):
     assert intervals_of(Request.from_dotted(asked).run, steps) == intervals
-
-
-def test_a_plan_says_what_training_would_warn_of(tmp_path):
-    """That S* has too few ticks; an untested kind of model is said by ``tests/model/test_loading.py``'s."""
-    settings = {"base.name": "tiny-granite-h", "data.path": "stdlib-docs", "trainer.accelerator": "cpu"}
-    asked = {"trainer.max_steps": 20, "control.target_s": "auto", "run.output_dir": str(tmp_path / "run")}
-    run = prepare(Request.from_dotted(settings | asked), Console(quiet=True))
-    assert run.request.control.every == 1  # as many ticks as there can be
-    assert any("20 ticks are too few" in line for line in plan.facts(run)["advice"])

@@ -48,20 +48,13 @@ def rising(ticks: int = 40) -> list[dict]:
 
 
 def seeking(ticks: int = 40) -> list[dict]:
-    """S follows a setpoint that moves from 20 to 60 %; later held-out text wants the adapter smaller."""
+    """S follows a setpoint that moves from 20 to 60 %."""
     return [
         record(
             10 * k,
             s=0.6 * k / ticks,
             s_ema=0.55 * k / ticks,
             s_target=0.2 + 0.4 * k / ticks,
-            savings_held_out=0.5,
-            savings_held_out_slope=0.1,
-            savings_training=0.6,
-            savings_training_slope=0.3,
-            best_scale=None if k < 3 else 1.2 - 0.28 * k / ticks,
-            best_scale_error=None if k < 3 else 0.3 / k,
-            best_scale_training=None if k < 3 else 1.6,
         )
         for k in range(1, ticks + 1)
     ]
@@ -77,13 +70,12 @@ def holding(ticks: int = 40) -> list[dict]:
 
 
 def course(low: float, high: float, ticks: int = 12) -> list[dict]:
-    """A history in which S, lambda, bits and the size wanted go from the one to the other."""
+    """A history in which S, lambda, and bits go from the one to the other."""
     path = np.geomspace(low, high, ticks)
     return [
         record(
             7 * (k + 1), data_bpt=value, param_bpt=value, s=min(value, 0.9999), s_ema=min(value, 0.9999),
             s_target=min(high, 0.9999), tokens_per_s=value, saturated=k % 3 == 0, held=k % 5 == 0, best_scale=value,
-            best_scale_error=high, best_scale_training=value / 3, **{"lambda": value},
         )
         for k, value in enumerate(path.tolist())
     ]  # fmt: skip
@@ -152,10 +144,9 @@ def finished_run(folder: Path) -> Path:
 
 
 def moved_run(folder: Path) -> Path:
-    """The folder of a finished run under PI whose setpoint held-out text moved."""
-    asked = settings(control={"target_s": "auto"})
+    """The folder of a finished run under a law that moved its setpoint."""
     metrics = METRICS | {"control": {"iae": None, "in_band": None}}
-    return write_run(folder, seeking(), {"controller": "pi", "target_s": None}, asked, [(100, 6.1)], metrics)
+    return write_run(folder, seeking(), {"controller": "pi", "target_s": None}, settings(), [(100, 6.1)], metrics)
 
 
 def held_run(folder: Path) -> Path:

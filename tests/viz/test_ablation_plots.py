@@ -234,20 +234,9 @@ def test_a_setpoint_that_moves_has_no_band_and_no_place_in_the_phase_plane(make,
     assert (extent.y0, extent.y1) == pytest.approx((0.018, 0.022)), "the band is of the setpoint that is held"
     assert any(np.isclose(line.get_ydata()[-1], 0.6) for line in axes.get_lines()), "the one that moves is a line"
     left, _ = figures.plot_phase(group(runs)).axes
-    assert not left.patches and legend(left.figure) == ["pi, S* auto (2 runs)", "first tick", "last tick"]
+    assert not left.patches and legend(left.figure) == ["pi (2 runs)", "first tick", "last tick"]
     _, s, _ = figures.plot_summary(group(runs)).axes
     assert any(line.get_xdata()[0] == pytest.approx(0.6) for line in s.get_lines()), "where it is at the end"
-
-
-def test_the_size_that_held_out_text_would_have_is_drawn_where_a_run_asked(make, moved):
-    assert "adapter_size" not in figures.draw_figures(group([make()]))
-    assert list(figures.draw_figures(group([read_run(moved)])))[-1] == "adapter_size"
-    groups = group([make(), read_run(moved)])
-    figure = figures.plot_adapter_size(groups)
-    (axes,) = figure.axes
-    assert lines(axes)["pi, S* auto"].get_ydata()[-1] == pytest.approx(-0.08)
-    assert legend(figure) == ["pi, S* auto", "pi, S* = 2 %: not measured", "the right size for held-out text"]
-    assert axes.get_ylim()[1] < 0.4, "the training text is not drawn"
 
 
 def test_what_cannot_be_drawn_is_named(make):

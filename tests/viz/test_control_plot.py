@@ -116,23 +116,6 @@ def test_drift_stands_in_place_of_s_where_it_was_held(held):
     assert "at most 2 %" in drawn
 
 
-def test_what_size_the_texts_would_have_is_a_panel_of_its_own(moved, finished):
-    assert len(axes_of(finished)) == 2
-    figure = plot_control(read_run(moved))
-    figure.canvas.draw()
-    axes = figure.axes[2]
-    drawn = lines(axes)
-    assert np.isnan(drawn["held-out text (± standard error)"][:2]).all()
-    assert drawn["held-out text (± standard error)"][-1] == pytest.approx(-0.08)
-    np.testing.assert_allclose(drawn["training text"][2:], 0.6)
-    (band,) = axes.collections
-    final = [y for x, y in band.get_paths()[0].vertices if x == 400]
-    assert (min(final), max(final)) == pytest.approx((-0.0875, -0.0725))
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert {"right size", "20 % larger", "60 % larger"} <= set(labels)
-    assert axes.get_shared_x_axes().joined(axes, figure.axes[0]) and "optimizer steps" in axes.get_xlabel()
-
-
 @pytest.mark.parametrize(("least", "scale"), [(0.0001, "log"), (0.005, "linear")])
 def test_s_is_logarithmic_beyond_a_decade(tmp_path, least, scale):
     folder = unfinished(tmp_path / "run", [record(10, s=least, s_ema=least), record(20)])

@@ -149,27 +149,6 @@ def test_the_lines_are_where_the_numbers_are(opened, finished):
     assert slopes[0] < 0
 
 
-def test_the_size_that_the_texts_would_have_is_read_in_words(browser, moved):
-    browser.open(write_report(read_run(moved), moved / "report.html"))
-    assert browser.evaluate("document.querySelector('#chart-size svg').checkVisibility()") is False, "folded"
-    unfold(browser)
-    legend = "#chart-size .legend"
-    assert " ".join(browser.text(legend).split()) == (
-        "held-out text 8 % smaller ± 0.75 % (standard error shaded) training text 60 % larger"
-    )
-    ticks = "[...document.querySelectorAll('#chart-size text:not(.step)')].map(each => each.textContent)"
-    assert {"right size", "20 % larger", "60 % larger"} <= set(browser.evaluate(ticks))
-    path = "document.querySelector('#chart-{} path.band').getAttribute('d')"
-    assert browser.evaluate(path.format("size")).count("L") > 70, "there along one edge, back along the other"
-    assert browser.evaluate("document.querySelectorAll('#chart-s path.band').length") == 0, "S was not to hold S*"
-    browser.evaluate("document.getElementById('in').click()")
-    assert "right size" in browser.evaluate(ticks), "it is in sight however far in"
-    browser.evaluate("document.querySelector('#chart-size .plot').focus()")
-    browser.key("Home")
-    assert browser.text(legend).startswith("held-out text \N{EN DASH} (standard")
-    assert browser.errors == []
-
-
 @pytest.mark.parametrize("width", [1200, 400])
 def test_the_path_of_what_was_learned_against_drift_is_read_at_the_cursor(browser, held, width):
     browser.open(write_report(read_run(held), held / "report.html"), width=width)

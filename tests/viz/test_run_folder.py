@@ -78,7 +78,6 @@ def test_a_run_that_measured_nothing_is_refused_by_what_draws(tmp_path):
 
 def test_a_setpoint_moves_where_the_law_has_none_of_its_own(finished, moved, cut_off):
     assert [read_run(folder).setpoint_moves for folder in (finished, moved, cut_off)] == [False, True, False]
-    assert [read_run(folder).asks_for_size for folder in (finished, moved, cut_off)] == [False, True, False]
 
 
 def test_a_field_that_is_no_number_is_named(tmp_path):

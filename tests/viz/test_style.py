@@ -99,7 +99,7 @@ LONG = "a-run-whose-name-" + "is-long-" * 9
     ],
 )  # fmt: skip
 def test_all_words_of_a_picture_are_whole_and_apart(tmp_path, name, low, high):
-    asked = settings(control={"controller": "pi", "target_s": "auto"})
+    asked = settings(control={"controller": "pi"})
     bits = {"base_test_bpt": 2 * high, "adapter_test_bpt": low}
     folder = write_run(
         tmp_path / name, course(low, high), {"controller": "pi", "target_s": None if low > 1 else 0.9}, asked,

@@ -2,51 +2,27 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, fields, replace
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 StateT = TypeVar("StateT")
 
 
-PROBED_SCALE = 0.8
-"""The adapter is scored at its own scale and at this share of it: far enough for a difference beyond rounding, near
-enough for the slope at 1."""
+class Sensor(Protocol):
+    """What a law measures beside S at each tick. One that is also a ``lightning.Callback`` hears of the run's events.
 
-
-class AdapterBenefit(NamedTuple):
-    """Bits per token that the adapter saves over the base model, as it is and scaled down to ``PROBED_SCALE``.
-
-    Attributes:
-        held_out, held_out_scaled: on held-out text.
-        training, training_scaled: on the training text that comes next.
+    Every process calls the same in the same order, and is told the same to the bit.
     """
 
-    held_out: float
-    held_out_scaled: float
-    training: float
-    training_scaled: float
+    def read(self, plant: Any) -> Mapping[str, float]:
+        """The figures of a tick, by the names that its record has them by; NaN where one cannot be measured. Nothing
+        where there is nothing new."""
 
+    def state(self) -> dict[str, Any]:
+        """What a resumed run reads on from; also by way of JSON."""
 
-class Slopes(NamedTuple):
-    """What an adapter saves over the base model, and how that changes with the adapter's size; bits per token.
-
-    Scale the adapter's update by x, and let V(x) be what it saves then, so that V(0) = 0.
-
-    Attributes:
-        held_out: V(1) on held-out text.
-        held_out_slope: dV/dx at x = 1 on held-out text; negative where it would have the adapter smaller.
-        training, training_slope: the same of the training text.
-    """
-
-    held_out: float
-    held_out_slope: float
-    training: float
-    training_slope: float
-
-    @property
-    def usable(self) -> bool:
-        """Whether a setpoint can be moved by them; of the training text they are only told."""
-        return math.isfinite(self.held_out) and math.isfinite(self.held_out_slope)
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Read on from there."""
 
 
 @dataclass(frozen=True)
@@ -58,27 +34,22 @@ class Measurement:
         data_bpt: loss, in bits per supervised token since the last tick.
         param_bpt: description length of the adapter's update, in bits per token.
         layers: the same of each adapted matrix, in the order of the layers; they add up to ``param_bpt``.
-        saved: at the first tick after a validation; None at others, and for controllers that do not ask for it.
-        slopes: of this tick's text; None unless the controller ``needs_slopes``. Not finite where they could not be
-            measured.
-        kl: KL(adapted model || model as training began), in bits per token; None unless the controller ``needs_kl``.
         step: optimizer steps done.
         progress: the share of the run's optimizer steps that is done, 0 to 1.
         lr_sum: the learning rates of all applied steps so far, summed. Adam moves a weight by about the learning rate a
             step, whatever the gradient, so this is about how far one can have come. Not in units of the peak, which a
             resumed run may change: what was measured under the old one would then no longer compare.
+        sensed: what the law's own ``Sensor`` reads.
     """
 
     s: float
     data_bpt: float
     param_bpt: float
     layers: tuple[float, ...] = ()
-    kl: float | None = None
     step: int = 0
     progress: float = 0.0
     lr_sum: float = 0.0
-    saved: AdapterBenefit | None = None
-    slopes: Slopes | None = None
+    sensed: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def log_s(self) -> float | None:
@@ -104,9 +75,6 @@ class Output:
         param_bound: the most bits per token that the adapter may take; it is scaled down onto that after every
             optimizer step. None binds nothing.
         setpoint: S* of this tick, where it is not the controller's own throughout; None: it is.
-        best_scale: the factor that held-out text would have the adapter scaled by, as far as it is known.
-        best_scale_error: its standard error.
-        best_scale_training: the factor that the training text would have it scaled by.
     """
 
     lam: float
@@ -120,31 +88,20 @@ class Output:
     layers: tuple[float, ...] | None = None
     param_bound: float | None = None
     setpoint: float | None = None
-    best_scale: float | None = None
-    best_scale_error: float | None = None
-    best_scale_training: float | None = None
 
 
 class Controller(Protocol[StateT]):
     """A frozen dataclass: its fields are the configuration, and nothing in it changes.
 
-    A class may also have ``needs_benefit``, true where a measurement after a validation must have an
-    ``AdapterBenefit``; ``refuses``, by flag, such as ``--actuator decoupled``, why it does not go together with it; and
-    ``check_length(ticks, validations)``, which raises ValueError in a run that is too short for it.
+    A class may also have ``sensor()``, which makes its ``Sensor``; ``refuses``, by flag, such as ``--actuator
+    decoupled``, why it does not go together with it; and ``in_a_run_of(ticks, validations)``, the law of a run of that
+    length, which raises ValueError where it is too short.
 
     What changes is the state, a frozen dataclass of floats, ints, bools, tuples and None (or of such dataclasses).
     ``as_stored`` of its ``dataclasses.asdict`` goes into JSON or a checkpoint, and ``restored`` undoes that.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    needs_kl: ClassVar[bool]
-    """Whether a measurement must hold the KL from the model as training began: two forward passes of a
-    micro-batch a tick."""
-
-    needs_slopes: ClassVar[bool]
-    """Whether a measurement must have ``Slopes``: at a tick a forward and a backward pass of a held-out micro-batch and
-    a forward pass of a training one, and once for each held-out micro-batch another forward pass."""
 
     @property
     def setpoint(self) -> float | None:

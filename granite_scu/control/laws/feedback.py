@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from granite_scu.control.laws.base import Measurement, Output, check
 from granite_scu.control.laws.filter import Ema, read
@@ -32,9 +31,6 @@ class Feedback(ABC):
         lambda_min: lower bound of lambda, above 0.
         lambda_max: upper bound of lambda.
     """
-
-    needs_kl: ClassVar[bool] = False
-    needs_slopes: ClassVar[bool] = False
 
     setpoint: float
     ema_alpha: float = 0.5

@@ -3,7 +3,6 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 from granite_scu.control.laws.base import Measurement, Output, check, clip, require
 from granite_scu.control.laws.filter import Ema, read
@@ -19,9 +18,6 @@ class OpenLoop(ABC):
         setpoint: S* that the logged error refers to; lambda does not use it.
         ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
     """
-
-    needs_kl: ClassVar[bool] = False
-    needs_slopes: ClassVar[bool] = False
 
     setpoint: float | None = None
     ema_alpha: float = 0.5

@@ -198,7 +198,6 @@ class FinalScore(L.Callback):
             "s_ema": last.get("s_ema"),
             "s_target": last.get("s_target"),
             "lambda": last.get("lambda"),
-            **{name: value for name, value in last.items() if name.startswith("best_scale")},
             "skipped_steps": last.get("skipped", 0),
             "train_time_s": self.stopwatch.seconds,
             "wall_time_s": self.stopwatch.wall_seconds,

@@ -8,7 +8,6 @@ import lightning as L
 
 from granite_scu.config.errors import Diverged
 from granite_scu.control import Controller, Measurement
-from granite_scu.control.laws.base import AdapterBenefit
 from granite_scu.control.loop import ControlLoop, Window
 from granite_scu.training.callbacks.throughput import Monitor, Stopwatch
 from granite_scu.training.module import GraniteModule
@@ -76,10 +75,6 @@ class ShannonControl(L.Callback):
     def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         if self.loop.latest.get("step") != self.loop.step:
             self.tick(trainer, module)
-
-    def set_benefit(self, saved: AdapterBenefit) -> None:
-        """Take what the adapter saves, for the law to see at the next tick."""
-        self.loop.saved = saved
 
     def tick(self, trainer: L.Trainer, module: GraniteModule) -> None:
         """Let the loop act, and log."""

@@ -21,12 +21,6 @@ function plain(value) {
 const FORMATS = {
   number: plain,
   percent: value => `${plain(100 * value)} %`,
-  change: value => {
-    if (Math.abs(value) < 5e-5) return "right size";
-    if (value <= -1) return value === -1 ? "removed" : ""; // no adapter is less than that
-    if (value >= 10) return `${Math.round(value).toLocaleString("en")} times larger`;
-    return `${plain(Number((100 * Math.abs(value)).toPrecision(3)))} % ${value > 0 ? "larger" : "smaller"}`;
-  },
 };
 
 const pen = document.createElement("canvas").getContext("2d");
@@ -141,8 +135,7 @@ function valueAt(series, index) { // [value, step where it was measured]
 function worded(chart, series) {
   const [value, step] = valueAt(series, view.cursor);
   if (value === null) return "–";
-  const error = series.error ? data.columns[series.error][view.cursor] : null;
-  const words = FORMATS[chart.numberFormat](value) + (error === null ? "" : ` ± ${FORMATS.percent(Number(error.toPrecision(2)))}`);
+  const words = FORMATS[chart.numberFormat](value);
   return series.form === "points" && step !== steps[view.cursor] ? `${words} (step ${plain(step)})` : words;
 }
 
@@ -181,7 +174,6 @@ class Chart {
       entry.append(`${series.label} `);
       const value = html("b", "", "", entry);
       if (series.band) html("span", "faint", ` (±${100 * data.band} % shaded)`, entry);
-      if (series.error) html("span", "faint", " (standard error shaded)", entry);
       return [series, value];
     });
     if (this.series.some(series => series.marks)) {
@@ -197,16 +189,13 @@ class Chart {
 
   points(series) { // [step, value or null, how far the shading reaches]
     if (series.form === "points") return data.validations;
-    const reach = (value, index) => series.band ? value * data.band : data.columns[series.error]?.[index] ?? 0;
+    const reach = value => series.band ? value * data.band : 0;
     return data.columns[series.column].some(value => value !== null)
-      ? data.columns[series.column].map((value, index) => [steps[index], value, reach(value, index)]) : [];
+      ? data.columns[series.column].map((value, index) => [steps[index], value, reach(value)]) : [];
   }
 
   limits() { // of the values in sight, and whether the scale is logarithmic
     const [from, to] = view.shown, values = [];
-    if (this.range && from === view.full[0] && to === view.full[1]) {
-      return {low: this.range[0], high: this.range[1], log: false};
-    }
     for (const series of this.series) {
       const points = this.points(series);
       points.forEach(([step, value, reach], index) => {
@@ -218,7 +207,6 @@ class Chart {
         if (reach) values.push(value - reach, value + reach);
       });
     }
-    if (values.length && this.reference !== undefined) values.push(this.reference);
     const shown = values.filter(value => this.scale !== "log" || value > 0);
     if (!shown.length) return null;
     const positive = shown.filter(value => value > 0).sort((a, b) => a - b);
@@ -305,9 +293,6 @@ class Chart {
       element("line", {x1: left, x2: right, y1: this.y(value), y2: this.y(value), class: "grid"}, this.svg);
       this.label(left - 8, this.y(value) + 4.5, words, "end");
     }
-    if (this.reference === undefined) return;
-    const y = this.y(this.reference);
-    element("line", {x1: left, x2: right, y1: y, y2: y, class: "line since green"}, this.svg);
   }
 
   label(x, y, text, anchor, name = "") {
@@ -330,7 +315,7 @@ class Chart {
     // A record's setpoint held since the record before it, the first one's since the start of the run.
     if (series.form === "since" && runs.length && runs[0][0][0] === points[0][0]) runs[0].unshift([0, ...runs[0][0].slice(1)]);
     for (const run of runs) {
-      if (series.band || series.error) this.drawBand(series, run);
+      if (series.band) this.drawBand(series, run);
       if (run.length === 1) this.dot(this.dots, series.colour, ...run[0].slice(0, 2), 3);
       else element("path", {d: this.trace(run, series.form), class: `line ${series.form} ${series.colour}`}, this.lines);
     }

@@ -7,8 +7,7 @@ import pytest
 
 from granite_scu.config.request import Request
 from granite_scu.config.settings import intervals_of
-from granite_scu.control import AutoSetpoint
-from granite_scu.training.controller import build_controller, check_length
+from granite_scu.training.controller import check_stops, law_of_length
 from research.comparison import data as data_module
 from research.comparison import evidence as evidence_module
 from research.comparison.evidence import Evidence, Spec, precision_of
@@ -31,6 +30,7 @@ from research.comparison.protocol import (
 )
 from research.comparison.runs import dotted_settings
 from research.laws import LAWS
+from research.laws.auto import AutoSetpoint
 from research.run_store import write_record
 
 ROOT = Path(__file__).parents[3]
@@ -250,9 +250,9 @@ def test_no_run_of_a_protocol_is_refused_by_its_arms_own_checks(of, evidence, fi
             kind = (spec.arm, spec.setting, spec.task.steps)
             if spec.task.steps and "control.replay" not in spec.settings and kind not in checked:
                 request = Request.from_dotted(dotted_settings(spec, spec.settings, tmp_path))
-                law = build_controller(request.control)
                 every = intervals_of(request.run, spec.task.steps).validation
-                check_length(law, request.control, request.run, spec.task.steps, every)
+                law_of_length(request.control, spec.task.steps, every)
+                check_stops(request.run, request.control.every, spec.task.steps, every)
                 checked.add(kind)
     assert {arm for arm, *_ in checked} >= {"none", "fixed"}
 

@@ -24,15 +24,9 @@ ROOT = Path(__file__).parents[3]
 RECORDED = Path(__file__).with_name("law_code.json")
 
 BESIDE = {
-    "kl": ("granite_scu/model/kl_divergence.py", "granite_scu/training/module.py:kl_from_start"),
-    "cascade": ("granite_scu/training/callbacks/held_out_savings.py",),
+    "kl": ("granite_scu/model/kl_divergence.py",),
     "projection": ("granite_scu/model/plant.py:act_on_update", "granite_scu/model/plant.py:_scale_factors"),
-    "--target-s auto": (
-        "granite_scu/control/laws/auto.py",
-        "granite_scu/control/slopes.py",
-        *(f"granite_scu/model/plant.py:{name}" for name in ("_slope_of_data", "loss_and_slope", "loss_at_start")),
-        "granite_scu/data/datamodule.py:held_out",
-    ),
+    "auto": ("research/laws/auto.py",),
 }
 """What is measured for one law alone, how it acts, and the rule that gives it a setpoint. A colon comes before a
 function's name."""
@@ -50,7 +44,7 @@ LOOP = (
 
 CHANGED = """{part} is not as it was when its digest was recorded. It makes the runs of {laws}.
 Would a stored run of these come out otherwise? Then count their revisions up, LAW_REVISIONS in
-research/comparison/evidence.py (for --target-s auto AUTO_RULE, for all laws VERSION).
+research/comparison/evidence.py (for auto AUTO_RULE, for all laws VERSION).
 That sets aside the stored runs of research.tracking as well.
 When that is settled: python -m research.tests.comparison.test_revisions"""
 
@@ -70,7 +64,7 @@ def parts() -> dict[str, list[str]]:
     """Every piece of code that makes a law's runs, and which laws it serves."""
     needed = {law: imported(f"{kind.__module__.replace('.', '/')}.py") for law, kind in LAWS.items()}
     for law, more in BESIDE.items():
-        known = [imported(part) if part.startswith("granite_scu/control/") else {part} for part in more]
+        known = [imported(part) if part.startswith("research/laws/") else {part} for part in more]
         needed[law] = needed.get(law, set()).union(*known)
     needed = {law: found.union(LOOP) for law, found in needed.items()}
     return {part: [law for law in needed if part in needed[law]] for part in sorted(set().union(*needed.values()))}
@@ -118,10 +112,11 @@ def test_every_law_is_watched_with_what_it_acts_through_and_is_measured_by():
         "cascade" in watched["granite_scu/control/laws/pi.py"]
         and "p" in watched["granite_scu/control/laws/feedback.py"]
     )
-    assert watched["granite_scu/control/laws/base.py"] == [*LAWS, "--target-s auto"]
-    assert watched["granite_scu/training/module.py:kl_from_start"] == ["kl"]
+    assert watched["granite_scu/control/laws/base.py"] == [*LAWS, "auto"]
+    assert watched["research/laws/kl_from_start.py"] == ["kl"]
+    assert watched["research/laws/slopes.py"] == ["auto"]
     assert watched["granite_scu/model/plant.py:act_on_update"] == ["projection"]
-    assert watched["granite_scu/training/module.py:prepare_gradient"] == [*LAWS, "--target-s auto"]
+    assert watched["granite_scu/training/module.py:prepare_gradient"] == [*LAWS, "auto"]
 
 
 def keys() -> dict[str, str]:

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from granite_scu.control import AUTO, AutoSetpoint, Measurement, build
-from granite_scu.control.laws.base import AdapterBenefit, Slopes
+from granite_scu.control import Measurement, build
 from granite_scu.training.module import schedule
 from research.comparison.evidence import Evidence
 from research.comparison.protocol import FRESH, FRESH_AGAIN, FRESH_THIRD, FULL, SCARCE, VARIED
 from research.laws import place_of
+from research.laws.auto import AUTO, AutoSetpoint
 from research.tests.comparison.test_revisions import ROOT
 
 PLACES = {
@@ -34,7 +34,7 @@ def law_of(record):
     name, own = controller(record), dict(record["law"])
     if name == AUTO:
         steps = record["steps"] // record["settings"]["control.every"]
-        return AutoSetpoint().in_a_run_of(steps)
+        return AutoSetpoint().in_a_run_of(steps, validations=0)
     if name in FEED_FORWARD:
         del own["lambda_init"]
     return build(place_of(name), **own)
@@ -57,13 +57,9 @@ def travels(record):
 def measurements(record):
     ticks = record["ticks"]
     for k, (s, data_bpt, lr_sum) in enumerate(zip(ticks["s"], ticks["data_bpt"], travels(record), strict=True)):
-        saved = [ticks[f"saved_{name}"][k] for name in AdapterBenefit._fields] if "saved_training" in ticks else [None]
-        slopes = [ticks[f"savings_{name}"][k] for name in Slopes._fields] if "savings_training" in ticks else [None]
+        sensed = {name: ticks[name][k] for name in ticks if name.startswith(("saved_", "savings_"))}
         param_bpt = s / (1 - s) * data_bpt
-        yield Measurement(
-            s, data_bpt, param_bpt, lr_sum=lr_sum, saved=None if None in saved else AdapterBenefit(*saved),
-            slopes=None if None in slopes else Slopes(*slopes),
-        )  # fmt: skip
+        yield Measurement(s, data_bpt, param_bpt, lr_sum=lr_sum, sensed={} if None in sensed.values() else sensed)
 
 
 def deviation(record):

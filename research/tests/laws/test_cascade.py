@@ -8,13 +8,18 @@ from hypothesis import strategies as st
 from invariants import run, seen
 
 from granite_scu.control import PI
-from granite_scu.control.laws.base import AdapterBenefit, Measurement, Output
-from research.laws.cascade import PROBED_SCALE, Cascade, best_log_scale, headroom
+from granite_scu.control.laws.base import Measurement, Output
+from research.laws.cascade import PROBED_SCALE, AdapterBenefit, Cascade, best_log_scale, headroom
 
 
 def at(odds: float, saved: AdapterBenefit | None = None, lr_sum: float = 5.0) -> Measurement:
     """S of these odds at a DataBPT of 2."""
-    return Measurement(s=odds / (1 + odds), data_bpt=2.0, param_bpt=2.0 * odds, lr_sum=lr_sum, saved=saved)
+    sensed = sensed_of(saved) if saved else {}
+    return Measurement(s=odds / (1 + odds), data_bpt=2.0, param_bpt=2.0 * odds, lr_sum=lr_sum, sensed=sensed)
+
+
+def sensed_of(saved: AdapterBenefit) -> dict[str, float]:
+    return {f"saved_{name}": value for name, value in saved._asdict().items()}
 
 
 def odds_of(output: Output) -> float:
@@ -93,7 +98,7 @@ def test_an_adapter_that_is_still_zero_moves_nothing():
 
 def test_before_s_has_been_measured_nothing_moves():
     law = Cascade()
-    assert run(law, [replace(seen(0.0), saved=saved_with(2.0))])[0].odds == law.init().odds
+    assert run(law, [replace(seen(0.0), sensed=sensed_of(saved_with(2.0)))])[0].odds == law.init().odds
 
 
 def test_it_moves_by_no_more_than_the_limit():

@@ -6,12 +6,13 @@ from dataclasses import fields
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from invariants import ALPHAS, BOUNDS, GAINS, MEASUREMENTS, STRENGTHS, UNUSABLE, check_held, check_invariants
+from invariants import ALPHAS, BOUNDS, GAINS, STRENGTHS, UNUSABLE, check_held, check_invariants, measurements
 
 from granite_scu.config.settings import ControlConfig
-from granite_scu.control import build, find
+from granite_scu.control import PI, build, find
 from research.laws import OWN, place_of
-from research.laws.cascade import Cascade
+from research.laws.auto import AutoSetpoint
+from research.laws.cascade import AdapterBenefit, Cascade
 from research.laws.cpr import CPR
 from research.laws.i import Integral
 from research.laws.kl import KL
@@ -39,15 +40,23 @@ LAWS = {
 }
 
 
+AUTO = st.builds(AutoSetpoint, st.builds(PI, setpoint=st.floats(1e-4, 0.9), **BOUNDS), rate=st.floats(0.01, 3))
+SENSED = (
+    *("kl_bpt", "savings_held_out", "savings_held_out_slope"),
+    *(f"saved_{name}" for name in AdapterBenefit._fields),
+)
+"""Whatever the sensors of these laws read."""
+
+
 def test_every_law_is_tried():
     assert LAWS.keys() == OWN.keys()
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", [*LAWS, "auto"])
 @settings(max_examples=40)
-@given(st.data(), MEASUREMENTS)
-def test_invariants(name, data, measurements):
-    check_invariants(data.draw(LAWS[name]), measurements)
+@given(st.data(), measurements(*SENSED))
+def test_invariants(name, data, ticks):
+    check_invariants(data.draw((LAWS | {"auto": AUTO})[name]), ticks)
 
 
 MUST_HAVE = {"replay": {"steps": [1], "lams": [0.1]}}
@@ -68,6 +77,7 @@ def test_the_command_line_takes_it_by_its_place(name):
 
 
 OUT_OF_RANGE = {
+    "auto": {"rate": (0.0,), "first_rate": (0.0,), "doubt": (-1.0,), "ahead": (1.0, math.nan)},
     "kl": {"target_kl": (0.0,), "kp": (5.0, -1.0), "ema_alpha": (0.0,)},
     "cpr": {"cpr_bound": (0.0, -1.0), "cpr_warmup": (0,), "mu": (0.0,)},
     "cascade": {
@@ -83,8 +93,9 @@ OUT_OF_RANGE = {
 
 @pytest.mark.parametrize("name", OUT_OF_RANGE)
 def test_settings_out_of_range_are_refused(name):
-    given = {"setpoint": 0.02} if "setpoint" in {field.name for field in fields(OWN[name])} else {}
+    kind = (OWN | {"auto": AutoSetpoint})[name]
+    given = {"setpoint": 0.02} if "setpoint" in {field.name for field in fields(kind)} else {}
     for setting, values in OUT_OF_RANGE[name].items():
         for value in values:
             with pytest.raises(ValueError, match=setting):
-                OWN[name](**given | {setting: value})
+                kind(**given | {setting: value})

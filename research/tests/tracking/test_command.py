@@ -98,7 +98,7 @@ def test_an_edited_text_is_another_run(tmp_path):
         (["actuator=decoupled"], "--actuator decoupled: pi's first lambda"),
         (["kp=2", "lambda_min=2", "lambda_max=1"], "--lambda-max 1.0: must be at least --lambda-min"),
         (["max_steps=100"], "--set: --max-steps is the grid's own; leave it out"),
-        (["control.target_s=auto"], "--set: --target-s is the grid's own; leave it out"),
+        (["control.target_s=0.3"], "--set: --target-s is the grid's own; leave it out"),
         (["output_dir=runs"], "--set: --output-dir is the grid's own; leave it out"),
         (["num_epochs=0.1", "max_steps=700"], "--set: --num-epochs is the grid's own; leave it out"),
         (["max_time=00:00:01:00"], "--set: --max-time is the grid's own; leave it out"),

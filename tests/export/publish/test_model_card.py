@@ -142,7 +142,7 @@ def test_a_run_without_a_setpoint_claims_none():
 
 
 def test_of_a_setpoint_that_moves_it_has_the_last():
-    text = card(target_s=0.9643514, setpoint_moves=True, summary=facts()["summary"] | {"best_scale": None})
+    text = card(target_s=0.9643514, setpoint_moves=True, summary=facts()["summary"])
     assert "controller `pi`, which moves its setpoint S*, to 96.4 % at the end." in text
     assert "| setpoint S* at the end | 96.4 % |" in text
     assert "![S against its setpoint, lambda, and the adapter size that held-out and training text would have, " in text

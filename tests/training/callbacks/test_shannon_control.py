@@ -1,11 +1,12 @@
 """Module and controller joined: real runs of a small model, with the records that they leave."""
 
+from types import SimpleNamespace
+
 import lightning as L
 import pytest
 
 from granite_scu import control
 from granite_scu.config.errors import Diverged
-from granite_scu.control.laws.base import AdapterBenefit
 from granite_scu.control.loop import SKIPPED_IN_A_ROW
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.throughput import Stopwatch
@@ -49,21 +50,21 @@ def controlled(make_module, make_batches, fit):
 # What it does
 
 
-def test_the_law_sees_what_a_validation_found_at_the_next_tick_alone(controlled):
-    seen, benefit = [], AdapterBenefit(0.2, 0.1, 0.4, 0.3)
+def test_the_law_sees_what_its_own_sensor_reads_and_the_record_has_it(controlled):
+    seen, read = [], iter([{}, {"twice_s": 0.5}, {}])
+    sensor = SimpleNamespace(read=lambda module: next(read), state=dict)
 
     class Watched(control.PI):
+        def sensor(self):
+            return sensor
+
         def update(self, state, measurement):
-            seen.append(measurement.saved)
+            seen.append(measurement.sensed)
             return super().update(state, measurement)
 
-    class Validated(L.Callback):
-        def on_train_batch_start(self, trainer, module, batch, index):
-            if index == 2:
-                next(each for each in trainer.callbacks if isinstance(each, ShannonControl)).set_benefit(benefit)
-
-    controlled(6, every=2, controller=Watched(0.02), callbacks=[Validated()])
-    assert seen == [None, benefit, None]
+    _, attached = controlled(6, every=2, controller=Watched(0.02))
+    assert seen == [{}, {"twice_s": 0.5}, {}]
+    assert [record.get("twice_s") for record in attached.records] == [None, 0.5, None]
 
 
 # What survives a checkpoint

@@ -1,4 +1,4 @@
-"""``--target-s auto``: PI holds S at a setpoint, and the slope of the held-out loss moves that at every tick."""
+"""PI holds S at a setpoint, and the slope of the held-out loss moves that at every tick."""
 
 import math
 from collections.abc import Sequence
@@ -6,15 +6,18 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import ClassVar, NamedTuple
 
-from granite_scu.control.laws.base import Measurement, Output, check, clip, require
+from granite_scu.control.laws.base import Measurement, Output, Sensor, check, clip, require
 from granite_scu.control.laws.pi import PI, USABLE, PIState
 
-START = 0.2
-"""S* before anything is known. S starts at 0, and takes some ticks to get there."""
+AUTO = "auto"
+"""In the place of a setpoint, in records: the run finds it."""
 
 WINDOW = 8
 """Ticks whose readings are averaged. The held-out micro-batches take turns, a power of two up to this, so
 that every window has each equally often: what differs between them does not look like a change."""
+
+START = 0.2
+"""S* before anything is known. S starts at 0, and takes some ticks to get there."""
 
 SHORT, FREE = 3 * WINDOW, 0.9
 """Ticks below which a run is too short to find S*, and the S* that it starts from instead: lambda does little there."""
@@ -101,15 +104,10 @@ def _changes(values: Sequence[float]) -> list[float]:
 
 
 class SlopeReading(NamedTuple):
-    """The slopes of a tick, with ln of the adapter's size at it: half of ln ParamBPT, which goes with the square.
-
-    Those of the training text are None where they were not finite: a checkpoint's state is strict JSON.
-    """
+    """V and V' of a tick, with ln of the adapter's size at it: half of ln ParamBPT, which goes with the square."""
 
     held_out: float
     held_out_slope: float
-    training: float | None
-    training_slope: float | None
     size: float
 
 
@@ -126,17 +124,12 @@ class AutoSetpointState:
 
     law: PIState
     odds: float
-    readings: tuple[tuple[float | None, ...], ...] = ()
+    readings: tuple[tuple[float, ...], ...] = ()
     turned: bool = False
 
     def column(self, name: str) -> list[float]:
-        """One figure of all readings; NaN where the training text had none."""
-        found = (reading[SlopeReading._fields.index(name)] for reading in self.readings)
-        return [math.nan if value is None else value for value in found]
-
-
-def _or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+        """One figure of all readings."""
+        return [reading[SlopeReading._fields.index(name)] for reading in self.readings]
 
 
 @dataclass(frozen=True)
@@ -162,7 +155,7 @@ class AutoSetpoint:
     ``ahead``, and falls from where S is. No constant here has the unit of a loss or of S: they say how many ticks a
     decision takes, and how sure it must be.
 
-    A tick whose slopes are not finite is held as a whole. Why this rule: docs/develop/mathematics.md.
+    A tick whose slopes are not finite is held as a whole. Why this rule: research/mathematics.md.
 
     Attributes:
         law: the inner loop; its setpoint is S* at the start.
@@ -172,8 +165,6 @@ class AutoSetpoint:
         ahead: the factor that S* may be ahead of S by, in odds.
     """
 
-    needs_kl: ClassVar[bool] = False
-    needs_slopes: ClassVar[bool] = True
     setpoint: ClassVar[float | None] = None
 
     law: PI = FROM_START
@@ -191,32 +182,31 @@ class AutoSetpoint:
     def lambda_start(self) -> float:
         return self.law.lambda_start
 
-    def in_a_run_of(self, ticks: int) -> "AutoSetpoint":
+    def in_a_run_of(self, ticks: int, validations: int) -> "AutoSetpoint":
         """This law, or in a run of fewer than ``SHORT`` ticks one that starts from ``FREE``: what was held back in its
         first ticks would be missing at its end."""
         return replace(self, law=replace(self.law, setpoint=FREE)) if ticks < SHORT else self
+
+    def sensor(self) -> Sensor:
+        """Of V and V'."""
+        from research.laws.slopes import SlopeSensor  # late: it takes seconds, and a law alone needs none
+
+        return SlopeSensor()
 
     def init(self) -> AutoSetpointState:
         return AutoSetpointState(self.law.init(), self.law.setpoint / (1 - self.law.setpoint))
 
     def update(self, state: AutoSetpointState, measurement: Measurement) -> tuple[AutoSetpointState, Output]:
-        slopes = measurement.slopes
-        if slopes is not None:
-            if not slopes.usable:
-                return state, replace(self._with_setpoint(state, state.law.output), held=True)
+        if measurement.sensed:
+            saved, slope = (measurement.sensed[f"savings_{name}"] for name in SlopeReading._fields[:2])
+            if not (math.isfinite(saved) and math.isfinite(slope)):
+                return state, replace(state.law.output, held=True, setpoint=self._inner(state.odds).setpoint)
             if USABLE[0] <= measurement.param_bpt <= USABLE[1]:  # there is an adapter to scale
-                reading = SlopeReading(
-                    held_out=slopes.held_out,
-                    held_out_slope=slopes.held_out_slope,
-                    training=_or_none(slopes.training),
-                    training_slope=_or_none(slopes.training_slope),
-                    size=math.log(measurement.param_bpt) / 2,
-                )
+                reading = SlopeReading(saved, slope, math.log(measurement.param_bpt) / 2)
                 state = replace(state, readings=(*state.readings, tuple(reading))[-2 * WINDOW :])
                 state = self._moved(state)
         law, output = self._inner(state.odds).update(state.law, measurement)
-        state = replace(state, law=law)
-        return state, self._with_setpoint(state, output)
+        return replace(state, law=law), replace(output, setpoint=self._inner(state.odds).setpoint)
 
     def _moved(self, state: AutoSetpointState) -> AutoSetpointState:
         """With the setpoint's odds after a reading."""
@@ -234,25 +224,6 @@ class AutoSetpoint:
             wanted = clip(best_scale(level(saved).mean, slope.mean), math.exp(-self.rate), 1.0)
             odds = min(odds, odds_of_s * wanted**2)
         return replace(state, odds=clip(odds, MIN_ODDS, MAX_ODDS), turned=turned)
-
-    def _with_setpoint(self, state: AutoSetpointState, output: Output) -> Output:
-        """The inner loop's output, with S* and what it follows from."""
-        output = replace(output, setpoint=self._inner(state.odds).setpoint)
-        if len(state.readings) < MIN_READINGS:
-            return output
-        saved, slope = level(state.column("held_out")).mean, level(state.column("held_out_slope"))
-        found, bend = best_scale(saved, slope.mean), saved - slope.mean
-        # To first order in the error of the slope; V itself is far better known.
-        error = abs(saved) / bend / bend / 2 * slope.error if bend > 0 else math.inf
-        of_training = [state.column(name) for name in ("training", "training_slope")]
-        known = all(math.isfinite(value) for values in of_training for value in values[-WINDOW:])
-        training = best_scale(*(level(values).mean for values in of_training)) if known else math.inf
-        return replace(
-            output,
-            best_scale=found if math.isfinite(found) else None,
-            best_scale_error=error if math.isfinite(error) else None,
-            best_scale_training=training if math.isfinite(training) else None,
-        )
 
     def _inner(self, odds: float) -> PI:
         return replace(self.law, setpoint=odds / (1 + odds))

@@ -1,17 +1,17 @@
 """What the adapter saves on held-out text and on the training text that is next, as it is and scaled down."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
+from typing import Any
 
 import lightning as L
 from peft.helpers import rescale_adapter_scale
 from torch import Tensor
 
-from granite_scu.control.laws.base import PROBED_SCALE, AdapterBenefit
 from granite_scu.data.datamodule import TextDataModule
-from granite_scu.training.callbacks.throughput import Stopwatch
 from granite_scu.training.module import GraniteModule
+from research.laws.cascade import PROBED_SCALE, AdapterBenefit
 
 
 class Savings(L.Callback):
@@ -20,22 +20,26 @@ class Savings(L.Callback):
     The validation itself has scored the adapter as it is. Scaled down it is scored on the same text, another
     validation each time, and the base model once. The training text is new each time: as many blocks as a validation
     has, to a batch, scored three times before they are trained on.
-
-    Args:
-        deliver: takes what was measured.
-        stopwatch: stands still meanwhile: it counts training alone.
     """
 
-    def __init__(self, deliver: Callable[[AdapterBenefit], None], stopwatch: Stopwatch) -> None:
-        self.deliver, self.stopwatch = deliver, stopwatch
+    def __init__(self) -> None:
         self._base: float | None = None
+        self._new: dict[str, float] = {}
 
     def on_validation_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
-        if trainer.state.fn != "fit":
-            return
-        self.stopwatch.stop()
-        self.deliver(self._measure(trainer, module))
-        self.stopwatch.start()
+        if trainer.state.fn == "fit":
+            self._new = {f"saved_{name}": bits for name, bits in self._measure(trainer, module)._asdict().items()}
+
+    def read(self, module: GraniteModule) -> dict[str, float]:
+        """``saved_`` and the names of ``AdapterBenefit``, of a validation since the last tick."""
+        found, self._new = self._new, {}
+        return found
+
+    def state(self) -> dict[str, Any]:
+        return {"new": self._new}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._new = dict(state["new"])
 
     def _measure(self, trainer: L.Trainer, module: GraniteModule) -> AdapterBenefit:
         n_batches = trainer.num_val_batches[0]
