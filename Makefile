@@ -31,7 +31,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[quant,dev]'
 	@touch $@
 
-demo: setup  ## fine-tune the embedded Granite on the CPU while S* is found and S follows it
+demo: setup  ## fine-tune the embedded Granite on the CPU, with S held at a setpoint
 	$(BIN)/python scripts/train_granite_cuda.py --test-run --config configs/demo.yaml --output-dir $(DEMO) --overwrite
 
 # Other phrasings of the same questions show whether facts were learned, and not sentences.

@@ -638,7 +638,7 @@ class ControlConfig(Group):
             check(value is None or low <= value <= high, flag, value, bounds)
         _check_named(self.controller_args, "--controller-args", "gain=0.3")
         self._check_measure()
-        if self.target_s is not None or not tracks(find(self.controller)):  # one without waits for a budget of drift
+        if self.controller != "pi" or self.target_s is not None:  # without one it may be to hold drift
             self.law()
 
     def law(self) -> Controller[Any]:

@@ -38,7 +38,7 @@ from granite_scu.integrations.adapter import Adapter
 from granite_scu.integrations.drift import obtain, tokens_per_step
 from granite_scu.integrations.loss_meter import counted
 from granite_scu.integrations.plant import TrainerPlant
-from granite_scu.model.drift import MARGIN, HeldDrift, anchor_tokens, steering_tokens
+from granite_scu.model.drift import MARGIN, HeldDrift, anchor_tokens, loss_in_budget, steering_tokens
 from granite_scu.storage import manifest
 from granite_scu.storage.atomic import adding_to
 from granite_scu.storage.run_folder import GENERAL
@@ -50,10 +50,6 @@ ORIGIN = "scu_origin.safetensors"
 
 LOGGED = ("scu/data_bpt", "scu/param_bpt", "scu/s", "scu/s_target", "scu/lambda", "scu/drift_bpt", "scu/drift")
 """What the trainer's log lines get of a tick."""
-
-BEYOND = 1000.0
-"""In place of a loss where drift is beyond the budget, and more the further it is: no loss of a language model is so
-large."""
 
 REPLICATED = {DistributedType.NO} | {kind for kind in DistributedType if kind.name.startswith("MULTI_")}
 """Ways to train in which every process has the adapter as a whole."""
@@ -233,9 +229,9 @@ class ShannonCallback(TrainerCallback, ExportableState):
         """Tell drift, and give the trainer what it can choose the best adapter by."""
         share = self._tell_drift(state)
         if share is not None and metrics is not None and "eval_loss" in metrics:
-            beyond = share - MARGIN * float(self._drift.max_drift or 0)
+            budget = float(self._drift.max_drift or 0)
             metrics["eval_drift"] = share
-            metrics["eval_loss_in_budget"] = metrics["eval_loss"] if beyond <= 0 else BEYOND * (1 + beyond)
+            metrics["eval_loss_in_budget"] = loss_in_budget(metrics["eval_loss"], share, budget)
 
     def _tell_drift(self, state: TrainerState) -> float | None:
         """Put the share of drift on what the loop never sees into the trainer's log; None where none is held."""

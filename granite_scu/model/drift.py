@@ -35,6 +35,21 @@ STALE = 1.5
 MARGIN = 1.1
 """Times the budget of drift: what a loop that holds it well stays within."""
 
+BEYOND = 1000.0
+"""In place of a loss where drift is beyond the budget, and more the further it is: no loss of a language model is so
+large."""
+
+
+def loss_in_budget(loss: float, share: float, budget: float) -> float:
+    """What adapters are compared by where drift has a budget: the loss, or more than ``BEYOND`` where it is beyond.
+
+    >>> loss_in_budget(2.5, 0.021, 0.02), loss_in_budget(2.5, 0.5, 0.02)
+    (2.5, 1478.0)
+    """
+    above = share - MARGIN * budget
+    return loss if above <= 0 else BEYOND * (1 + min(above, BEYOND)) if above > 0 else BEYOND**2
+
+
 NEAR, MAX_READINGS = 0.9, 4
 """Share of the budget from which on a scaled adapter is near enough to it, and readings that finding it may take."""
 

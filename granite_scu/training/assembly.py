@@ -61,11 +61,12 @@ def assemble(
     What may end the run comes before what measures, so that a tick after the time is over decides nothing. What is
     measured and shown comes before the checkpoints, which have the state of all, and the results come last.
     """
-    stoppers = _stoppers(run)
+    drift = _drift(run)
+    stoppers = _stoppers(run, drift)
     settled = [each for each in stoppers if isinstance(each, EquilibriumStop)]
 
     # What measures the run and steers it by that.
-    stopwatch, drift, reachability, line = Stopwatch(), _drift(run), _reachability(run), _progress_line(run)
+    stopwatch, reachability, line = Stopwatch(), _reachability(run), _progress_line(run)
     told = [each for each in (reachability, drift, _utilisation(run), *settled, line) if each]
     every, monitor = run.request.control.every, _monitor(run)
     record, plant = run.folder.append_history, drift and drift.plant
@@ -99,14 +100,14 @@ def assemble(
     return Assembled(trainer, best, final, loggers)
 
 
-def _stoppers(run: PreparedRun) -> list[EquilibriumStop | OwnPatience | TimeLimit]:
+def _stoppers(run: PreparedRun, drift: DriftMeter | None) -> list[EquilibriumStop | OwnPatience | TimeLimit]:
     """What may end the run before its last step, the most telling reason first: the time may also run out after
     another one, in the last validation."""
     asked, max_time = run.request.run, run.request.trainer.max_time
     window, every = asked.stop_at_equilibrium, run.request.control.every
     return [
         *([EquilibriumStop(Equilibrium(run.setpoint, window), every)] if window else []),
-        *([OwnPatience("val_bpt", patience=asked.early_stopping)] if asked.early_stopping else []),
+        *([OwnPatience(asked.early_stopping, drift and drift.judge)] if asked.early_stopping else []),
         *([TimeLimit(max_time)] if max_time else []),
     ]
 

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -75,7 +77,20 @@ class TimeLimit(Timer):
 
 
 class OwnPatience(EarlyStopping):
-    """Lightning's, which would have a continued run keep the patience that it began with."""
+    """Lightning's, which would have a continued run keep the patience that it began with.
+
+    Args:
+        patience: validations without a better one that end the run.
+        judge: makes of a validation's bits what is compared; None compares them.
+    """
+
+    def __init__(self, patience: int, judge: Callable[[float], float] | None = None) -> None:
+        super().__init__("val_bpt", patience=patience)
+        self.judge = judge
+
+    def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
+        judged = current.new_tensor(self.judge(float(current))) if self.judge else current
+        return super()._evaluate_stopping_criteria(judged)
 
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict | {"patience": self.patience})

@@ -346,7 +346,7 @@ def test_what_controlled_a_run_makes_way_for_a_budget_of_drift(run_file, held, m
     assert "run.yaml: what controlled that run is left out" in caplog.text
 
 
-@pytest.mark.parametrize("asked", [("--target-s", "10%"), ("--kp", "3")])
+@pytest.mark.parametrize("asked", [("--target-s", "10%"), ("--kp", "3", "--target-s", "10%")])
 def test_over_the_file_of_a_plain_run_a_setting_asks_for_a_controller(run_file, asked):
     assert script(*run_file(), *asked).control == script(*asked).control
     assert script(*run_file(), *asked, "--controller", "none").control.controller == "none"

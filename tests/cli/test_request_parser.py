@@ -117,7 +117,6 @@ def test_the_printed_configuration_feeds_back_and_the_scripts_is_the_modules(tmp
         ("data: {encoding: utf-7}", "--data.encoding utf-7 (in {file}): no such encoding"),
         ("data: {weights: [1e6], path: a}", "--data.weights [1000000.0] (in {file}): must be passes from 0 to 1000"),
         ("control: {controller: null}", "control.controller null (in {file}): must have a value; leave it out for the"),
-        ("control: {target_s: null}", "control.target_s null (in {file}): must have a value"),
         ("base: {name: null}", "base.name null (in {file}): must have a value"),
         ("control: 3", "control (in {file}): must be a mapping of settings, and is 3"),
         ("seed_everything: null", "--seed_everything None (in {file}): must be a whole number"),

@@ -45,7 +45,7 @@ def test_it_knows_what_differs_from_the_defaults():
         ({}, "none"),
         ({"control.every": 3}, "none"),
         ({"control.kp": "null", "drift.max_drift": None}, "none"),
-        ({"control.kp": 3}, "pi"),
+        ({"control.kp": 3, "control.target_s": 0.1}, "pi"),
         ({"control": {"target_s": 0.1}}, "pi"),
         ({"drift.max_drift": "2%"}, "pi"),
         ({"control.target_s": 0.1, "run.stop_at_equilibrium": 30, "control.deadband": 0}, "pi"),
@@ -80,7 +80,7 @@ SHARED = {"run.multi_gpu": True, "run.fsdp": True}
         ({"base.kernels": "cuda", "trainer.deterministic": True}, "^--kernels cuda: .*--deterministic"),
         ({"base.attention": "flash_attention_2"}, "^--attn flash_attention_2: .*--no-isolate-documents"),
         (
-            {"lora.adapter": "a", "control.actuator": "decoupled", "control.lambda_init": 1},
+            {"lora.adapter": "a", "control": {"actuator": "decoupled", "lambda_init": 1, "target_s": 0.1}},
             "--actuator decoupled: cannot go together with --adapter: it ",
         ),
         (OFF | {"run.early_stopping": 1}, "--early-stopping 1: .* or give --validation-data"),

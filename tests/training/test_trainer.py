@@ -3,12 +3,16 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.trainer.states import TrainerFn
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TrainerConfig
+from granite_scu.model.drift import loss_in_budget
 from granite_scu.training.trainer import OwnPatience, _cudnn_benchmark, given_objects
 
 
@@ -57,16 +61,32 @@ def test_a_callback_that_cannot_be_made_is_the_users_and_the_cause_alone_is_said
 
 
 def test_the_patience_that_is_given_beats_the_checkpoints():
-    before, now = OwnPatience("val_bpt", patience=3), OwnPatience("val_bpt", patience=7)
+    before, now = OwnPatience(3), OwnPatience(7)
     before.wait_count = 2
     now.load_state_dict(before.state_dict())
     assert (now.wait_count, now.patience) == (2, 7)
 
 
 def test_a_run_that_goes_on_from_a_stop_does_not_call_it_its_own():
-    before, now = OwnPatience("val_bpt", patience=3), OwnPatience("val_bpt", patience=7)
+    before, now = OwnPatience(3), OwnPatience(7)
     before.stopping_reason = EarlyStoppingReason.PATIENCE_EXHAUSTED
     now.load_state_dict(before.state_dict())
     assert now.stopping_reason is EarlyStoppingReason.PATIENCE_EXHAUSTED
     now.on_train_batch_start(None, None, None, 0)
     assert now.stopping_reason is EarlyStoppingReason.NOT_STOPPED
+
+
+def test_with_a_budget_one_within_it_is_better_than_all_that_are_not():
+    """Lambda pulls the adapter back into its budget, which costs bits: that is no reason to stop."""
+    shares = iter([0.5, 0.3, 0.021, 0.02, 0.02])
+    stopper = OwnPatience(1, lambda bits: loss_in_budget(bits, next(shares), 0.02))
+    trainer = SimpleNamespace(
+        state=SimpleNamespace(fn=TrainerFn.FITTING), sanity_checking=False, fast_dev_run=False, should_stop=False,
+        strategy=SimpleNamespace(reduce_boolean_decision=lambda stop, all: stop), current_epoch=0, world_size=1,
+    )  # fmt: skip
+    stops = []
+    for bits in (2.0, 2.1, 2.4, 2.3, 2.35):
+        trainer.callback_metrics = {"val_bpt": torch.tensor(bits)}
+        stopper.on_validation_end(trainer, None)
+        stops.append(trainer.should_stop)
+    assert stops == [False, False, False, False, True]

@@ -49,15 +49,15 @@ That sets aside the stored runs of research.tracking as well.
 When that is settled: python -m research.tests.comparison.test_revisions"""
 
 
-def imported(path: str) -> set[str]:
-    """The files of laws that one of them needs, itself among them."""
+def imported(path: str, known: frozenset[str] = frozenset()) -> set[str]:
+    """The files of laws that one of them needs, itself among them; of the ``known`` ones no more."""
     names = [node.module for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.ImportFrom)]
-    files = [
+    files = {
         f"{name.replace('.', '/')}.py"
         for name in names
         if name and name.startswith(("granite_scu.control.", "research.laws."))
-    ]
-    return {path}.union(*(imported(file) for file in files))
+    } - (known | {path})
+    return {path}.union(*(imported(file, known | {path} | files) for file in files))
 
 
 def parts() -> dict[str, list[str]]:

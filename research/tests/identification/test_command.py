@@ -65,7 +65,6 @@ def test_a_step_test_too_noisy_proposes_nothing_or_something_and_says_which(iden
             ["--control.lambda_min=1", "--control.lambda_max=2", "--control.lambda_init=1"],
             "--control.lambda_min 1, --control.lambda_max 2: leave no room for steps of --step_test.amplitude 0.5",
         ),
-        (["--control.kp=2"], "--control.target_s: identify works at one operating point; give a ratio"),
         (["--control.controller=fixed"], "--control.controller fixed: identify finds gains of pi"),
         (["--control.kp=-1"], "--control.kp -1.0: must be positive and finite"),
         (
