@@ -300,7 +300,14 @@ CONTINUES = ("--resume-from-checkpoint", "last")
 def test_a_run_of_an_earlier_version_is_continued(tmp_path):
     """Its file has settings that are no more; where it gave one a value, the run cannot be the same without."""
     written = yaml.safe_load(script("--test-run").yaml)
-    written["control"] |= {"target_kl": None, "cpr_bound": None, "cpr_warmup": None, "replay": None, "kp": 3.0}
+    written["control"] |= {
+        "target_s": 0.02,
+        "target_kl": None,
+        "cpr_bound": None,
+        "cpr_warmup": None,
+        "replay": None,
+        "kp": 3.0,
+    }
     written["trainer"] |= {"strategy": "auto", "overfit_batches": 0.0, "min_steps": None, "limit_val_batches": 10.0}
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(written))
@@ -310,7 +317,14 @@ def test_a_run_of_an_earlier_version_is_continued(tmp_path):
     file.write_text(yaml.safe_dump(written))
     with pytest.raises(UserError, match="--controller kl: no controller is called 'kl'"):
         module("--config", str(file))
-    written["control"] |= {"controller": "pi", "cpr_warmup": 4}
+    written["control"] |= {"controller": "none", "target_s": "auto"}
+    file.write_text(yaml.safe_dump(written))
+    assert script("--output-dir", str(tmp_path), *CONTINUES).control.target_s is None
+    written["control"]["controller"] = "pi"
+    file.write_text(yaml.safe_dump(written))
+    with pytest.raises(UserError, match=r"target_s auto is no setting any more; .*laws\.auto:AutoSetpoint"):
+        module("--config", str(file))
+    written["control"] |= {"target_s": 0.02, "cpr_warmup": 4}
     file.write_text(yaml.safe_dump(written))
     with pytest.raises(UserError, match=r"cpr_warmup is no setting any more; .*laws\.cpr:CPR .*cpr_warmup=4"):
         script("--output-dir", str(tmp_path), *CONTINUES)

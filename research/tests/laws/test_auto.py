@@ -184,7 +184,7 @@ def test_a_state_comes_back_from_json_as_it_was():
     stored = as_stored(asdict(state))
     assert restored(law.init(), stored) == state
     output = stored["law"]["output"]
-    output["reg_strength"] = output.pop("lambda")
+    output |= {"reg_strength": output.pop("lambda"), "best_scale": 0.9}
     assert restored(law.init(), stored) == state and stored["law"]["travel"] == 5.0
     assert len(state.readings) == 2 * WINDOW
 
