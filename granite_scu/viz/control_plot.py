@@ -1,4 +1,4 @@
-"""How a run was steered: S against its setpoint, the lambda that the controller chose, and what moved the setpoint.
+"""How a run was steered: S against its setpoint, and the lambda that the controller chose.
 
     python -m granite_scu.viz.control_plot RUN [--out DIR]
 

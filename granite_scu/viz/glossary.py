@@ -8,7 +8,7 @@ TERMS = {
         "The share ParamBPT / (DataBPT + ParamBPT), in per cent. It says how much of the bits that describe text and "
         "adapter together go to the adapter."
     ),
-    "S*": "The setpoint: the S that the controller aims at. It is given, or held-out text moves it during the run.",
+    "S*": "The setpoint: the S that the controller aims at.",
     "DataBPT": "Bits per token that the training text costs under base model and adapter: the loss. Lower is better.",
     "ParamBPT": (
         "Bits that describe the adapter, under a Gaussian prior, divided by the tokens of the training text. It is 0 "
