@@ -21,7 +21,7 @@ BOXES = {
     "measure": (1.5, 4.6, "training step\nloss and adapter size"),
     "ratio": (1.5, 2.6, "S = ParamBPT /\n(DataBPT + ParamBPT)"),
     "controller": (5.4, 2.6, "PI controller\ncompares S with S*"),
-    "validation": (5.4, 0.6, "validation data: would\na larger adapter help?"),
+    "you": (5.4, 0.6, "you: --target-s,\na share such as 10 %"),
     "penalty": (5.4, 4.6, "penalty\nλ · size of the update"),
 }
 """Centre of each box, and its words. Two columns, so that the words can be read on a phone."""
@@ -29,7 +29,7 @@ BOXES = {
 ARROWS = (
     ("measure", "ratio", "bits per token", (-0.85, -0.08)),
     ("ratio", "controller", "S", (0, 0.15)),
-    ("validation", "controller", "S*", (0.25, -0.08)),
+    ("you", "controller", "S*", (0.25, -0.08)),
     ("controller", "penalty", "λ", (0.25, -0.08)),
     ("penalty", "measure", "gradient", (0, 0.65)),
 )

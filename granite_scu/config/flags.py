@@ -80,7 +80,7 @@ FEWER = "fewer where there are few data"
 WORKED_OUT = {
     "kp": "scheduled by how fast the adapter gets to S*",
     "ki": "Kp / min(tau, 10), tau the ticks that the adapter takes to S*",
-    "lambda_init": "worked out from S*",
+    "lambda_init": "worked out from S* or the budget",
 }
 """Settings that the default law works out where they are not given, and how."""
 
@@ -182,6 +182,8 @@ _SHOWN: dict[str, dict[str, Any]] = {
     },
     "control.every": {"default": "10, fewer in a short run with a controller"},
     "control.controller_args": {"default": "none"},
+    "control.lambda_min": {"default": "1e-06, 0.001 with --max-drift"},
+    "control.lambda_max": {"default": "1e+06, 1000 with --max-drift"},
     "prior.n_tokens": {"default": "supervised tokens of the training set"},
     "run.save_steps": {"default": "half of the run, 500 at most"},
     "run.resume": {

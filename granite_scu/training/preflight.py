@@ -33,9 +33,6 @@ MANY = 30
 FEW_CHATS = 30
 """Conversations to validate on below which it is said what they can show."""
 
-FEW = 5
-"""Held-out documents below which S* follows their peculiarities."""
-
 
 def out_of_reach(run: PreparedRun) -> list[str]:
     """Why the run's setpoint cannot be expected to be held and what to change, a line each; none where it can be.

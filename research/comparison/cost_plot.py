@@ -17,7 +17,7 @@ from matplotlib.ticker import MultipleLocator, NullFormatter
 from granite_scu.viz import style
 from research.comparison.plot import draw_file
 
-AUTO = "--target-s auto"
+AUTO = "auto"
 WAYS = {
     "pi-auto-stopped": AUTO,
     "early-stopping": "early stopping",

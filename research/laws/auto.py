@@ -165,6 +165,10 @@ class AutoSetpoint:
         ahead: the factor that S* may be ahead of S by, in odds.
     """
 
+    refuses: ClassVar[dict[str, str]] = {
+        "--held-out-share 0": "it reads validation data, and nothing is held out",
+        "--measure factors": "it works with delta alone",
+    }
     setpoint: ClassVar[float | None] = None
 
     law: PI = FROM_START

@@ -85,7 +85,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
             or by its path), ``controller``, ``target_s`` (null without a setpoint; the last one where the law moves it:
             ``setpoint_moves``), ``summary`` (``scu_metrics.json``: bits per token ``base_test_bpt``,
             ``adapter_test_bpt``, ``best_val_bpt`` and the counts ``test_tokens`` and ``best_val_step``; ``s_ema``,
-            ``lambda``, ``steps``, ``tokens``, ``wall_time_s``; ``best_scale`` of a run that asked for it),
+            ``lambda``, ``steps``, ``tokens``, ``wall_time_s``),
             ``hyperparameters`` and ``versions``; where they are known ``evaluation`` (see ``evaluation_of``),
             ``license`` (of the adapter; that of a known base otherwise), ``repo_id`` and ``revision`` on the hub,
             ``model_type`` (of the base, as transformers names it), ``chats`` (whether it was trained on them),
