@@ -108,13 +108,7 @@ def without_removed_settings(name: str, content: Any) -> Any:
         if value is not None:
             law = f"--controller research.laws.{GONE[setting].format(value)}"
             raise UserError(f"--config {name}: control.{setting} is no setting any more; take it out, and give {law}")
-    if control.get("target_s") == "auto":  # the default of before, which meant nothing to other laws and to a budget
-        budget = groups["drift"].get("max_drift") if isinstance(groups.get("drift"), dict) else None
-        if control.get("controller", "pi") == "pi" and budget is None:
-            raise UserError(
-                f"--config {name}: control.target_s auto is no setting any more; give a share such as 0.1, or begin a "
-                "run with --controller research.laws.auto:AutoSetpoint"
-            )
+    if control.get("target_s") == "auto":  # the default of before; pi asks for a share, unless a budget is given
         gone["target_s"], control["target_s"] = "auto", None
     unset = [name for name, value in trainer.items() if not value or value == _USUAL.get(name)]
     for setting in unset:

@@ -25,6 +25,7 @@ from granite_scu.config.settings import (
     TrainerConfig,
     check,
     check_refused,
+    holding_drift,
 )
 from granite_scu.control import find, tracks
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
@@ -59,8 +60,7 @@ class Request:
         is_seed = isinstance(self.seed, int) and 0 <= self.seed < 2**32
         check(is_seed, "--seed", self.seed, f"must be a whole number from 0 to {2**32 - 1}")
         check_budget(self.drift, self.control, self.run)
-        if self.drift.max_drift is None:
-            self.control.law()  # of a budget the setpoint of drift is known later
+        self.control_held.law()
         if self.run.stop_at_equilibrium:
             check_equilibrium_stop(self.control)
         self._check_law()
@@ -102,6 +102,14 @@ class Request:
         ):
             if contradicts:
                 raise UserError(why)
+
+    @property
+    def control_held(self) -> ControlConfig:
+        """The settings of the law: as it is asked for, or as it holds drift."""
+        if not isinstance(self.drift.max_drift, float):
+            return self.control
+        own = {name for name in vars(self.control) if f"control.{name}" in self.given}
+        return holding_drift(self.control, self.drift.max_drift, own)
 
     def _check_law(self) -> None:
         """Refuse a law with what it says itself that it does not go together with. Raises UserError."""

@@ -57,6 +57,8 @@ def check_resumable(run: PreparedRun, resume: Resume) -> None:
         kinds = {law.__name__: name for name, law in CONTROLLERS.items()}
         flag = kinds.get(own, f"package.module:{own}")
         raise UserError(f"{where} its controller is {kinds.get(own, own)}; resume with --controller {flag}")
+    if hasattr(run.controller, "sensor") and "sensor" not in resume.control:
+        raise UserError(f"{where} an earlier version measured otherwise for {own}; begin a new run")
     finished = resume.in_place and RunFolder(resume.path.parent).finished
     if resume.step > steps or (resume.step == steps and finished):
         raise UserError(

@@ -9,7 +9,6 @@ from granite_scu.config.settings import (
     ControlConfig,
     RunConfig,
     check_drift,
-    holding_drift,
     intervals_of,
 )
 
@@ -29,7 +28,8 @@ def settle_law(request: Request, steps: int) -> tuple[Request, control.Controlle
     check_stops(run, every, steps, validation)
     if request.drift.max_drift:
         check_drift(every, steps)
-        law = drift_law(request)
+        law = request.control_held.law()
+        assert isinstance(law, control.PI)
         return with_bounds(request, law), law
     return request, law_of_length(request.control, steps, validation)
 
@@ -42,15 +42,6 @@ def law_of_length(config: ControlConfig, steps: int, eval_steps: int) -> control
             law = fit(math.ceil(steps / config.every), _validations_before_the_last(eval_steps, steps))
         except ValueError as error:
             raise UserError(f"--controller {config.controller}: {error}") from error
-    return law
-
-
-def drift_law(request: Request) -> control.PI:
-    """The law that holds S, as it holds drift."""
-    assert isinstance(request.drift.max_drift, float)
-    own = {name for name in vars(request.control) if f"control.{name}" in request.given}
-    law = holding_drift(request.control, request.drift.max_drift, own).law()
-    assert isinstance(law, control.PI)
     return law
 
 

@@ -83,7 +83,7 @@ def open_checkpoint(folder: RunFolder, resume: str | None) -> Resume | None:
     return Resume(path, state, checkpoint_list.lies_in(folder, resume))
 
 
-AS_BEFORE = (*FITTED, "control.controller", "data.on_long", "drift.max_drift")
+AS_BEFORE = (*FITTED, "control.controller", "control.target_s", "data.on_long", "drift.max_drift")
 """Settings that a run which continues keeps."""
 
 

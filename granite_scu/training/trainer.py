@@ -89,7 +89,9 @@ class OwnPatience(EarlyStopping):
         self.judge = judge
 
     def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
-        judged = current.new_tensor(self.judge(float(current))) if self.judge else current
+        judged = current
+        if self.judge and current.isfinite():
+            judged = current.new_tensor(self.judge(float(current)))
         return super()._evaluate_stopping_criteria(judged)
 
     def load_state_dict(self, state_dict: dict) -> None:

@@ -212,7 +212,7 @@ ISOLATING = (
 )
 """What tells feedback from what it brings about."""
 AUTO = Arm("pi-auto", "", {"control.controller": "pi", "control.target_s": "auto"}, FAMILY)
-"""The product's default: the setpoint is found during the run."""
+"""The default of that time: the setpoint is found during the run."""
 CASCADE = Arm("cascade", "", {"control.controller": "cascade", "run.eval_steps": 10}, FAMILY)
 OTHER_LAWS = (
     _at_chosen("p", derive="pi-start"),

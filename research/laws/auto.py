@@ -155,7 +155,8 @@ class AutoSetpoint:
     ``ahead``, and falls from where S is. No constant here has the unit of a loss or of S: they say how many ticks a
     decision takes, and how sure it must be.
 
-    A tick whose slopes are not finite is held as a whole. Why this rule: research/mathematics.md.
+    Gains and bounds of the inner loop are PI's own. A tick whose slopes are not finite is held as a whole. Why this
+    rule: research/mathematics.md.
 
     Attributes:
         law: the inner loop; its setpoint is S* at the start.
@@ -166,6 +167,7 @@ class AutoSetpoint:
     """
 
     refuses: ClassVar[dict[str, str]] = {
+        "--actuator decoupled": "its first lambda is one for the loss",
         "--held-out-share 0": "it reads validation data, and nothing is held out",
         "--measure factors": "it works with delta alone",
     }
@@ -188,7 +190,8 @@ class AutoSetpoint:
 
     def in_a_run_of(self, ticks: int, validations: int) -> "AutoSetpoint":
         """This law, or in a run of fewer than ``SHORT`` ticks one that starts from ``FREE``: what was held back in its
-        first ticks would be missing at its end."""
+        first ticks would be missing at its end. One of a single tick is refused."""
+        require(ticks > 1, f"moves its setpoint at ticks, and the run has {ticks}; set a smaller --control-every")
         return replace(self, law=replace(self.law, setpoint=FREE)) if ticks < SHORT else self
 
     def sensor(self) -> Sensor:

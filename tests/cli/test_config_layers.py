@@ -322,7 +322,7 @@ def test_a_run_of_an_earlier_version_is_continued(tmp_path):
     assert script("--output-dir", str(tmp_path), *CONTINUES).control.target_s is None
     written["control"]["controller"] = "pi"
     file.write_text(yaml.safe_dump(written))
-    with pytest.raises(UserError, match=r"target_s auto is no setting any more; .*laws\.auto:AutoSetpoint"):
+    with pytest.raises(UserError, match="give target_s, a share"):
         module("--config", str(file))
     written["control"] |= {"target_s": 0.02, "cpr_warmup": 4}
     file.write_text(yaml.safe_dump(written))

@@ -77,6 +77,8 @@ PROMISED = {
     "--gpus": "one, or all with --multi-gpu",
     "--chat-template-args": "none",
     "--controller-args": "none",
+    "--lambda-min": "1e-06, 0.001 with --max-drift",
+    "--lambda-max": "1e+06, 1000 with --max-drift",
     "--output-dir": "./granite_cuda_output",
     "--max-steps": "as the data fill, 1000 at most, chats 5000; off when --num-epochs is alone",
     "--batch-size": "8, fewer where there are few data",
@@ -102,7 +104,7 @@ OF_A_LAW = {
     "--ki": "pi's: Kp / min(tau, 10), tau the ticks that the adapter takes to S*",
     "--ema-alpha": f"pi's: {PI.ema_alpha}",
     "--deadband": f"pi's: {PI.deadband}",
-    "--lambda-init": "pi's: worked out from S*",
+    "--lambda-init": "pi's: worked out from S* or the budget",
     "--lambda-end": f"linear's: {Linear.lambda_end}",
 }
 

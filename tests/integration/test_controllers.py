@@ -16,7 +16,7 @@ from granite_scu.config.settings import DataConfig
 from granite_scu.control import CONTROLLERS
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.model.loading import load_tokenizer, resolve
-from research.laws import LAWS, place_of
+from research.laws import AUTO, LAWS, place_of
 from research.laws.cascade import PROBED_SCALE
 
 CASCADE, CPR, KL = map(place_of, ("cascade", "cpr", "kl"))
@@ -104,6 +104,18 @@ def test_the_cascade_goes_on_as_if_it_had_not_stopped(train, flags_of):
     assert ["saved_held_out" in record for record in records] == [False] + [True] * 11
     rest = train(*flags, "--resume-from-checkpoint", whole / "checkpoint-15")
     assert [record["s_target"] for record in history(rest)] == setpoints
+    assert adapter(rest) == adapter(whole)
+
+
+@pytest.mark.slow
+def test_the_setpoint_that_slopes_move_goes_on_as_if_it_had_not_stopped(train, flags_of):
+    """Checkpoint 15 lies between two ticks."""
+    flags = (*flags_of("none"), "--controller", AUTO, "--max-steps", 40, "--save-steps", 15, "--control-every", 2)
+    whole = train(*flags)
+    seen = [[record[name] for name in ("s_target", "savings_held_out_slope")] for record in history(whole)]
+    assert len({setpoint for setpoint, _ in seen}) > 5 and all(math.isfinite(slope) for _, slope in seen)
+    rest = train(*flags, "--resume-from-checkpoint", whole / "checkpoint-15")
+    assert [[record[name] for name in ("s_target", "savings_held_out_slope")] for record in history(rest)] == seen
     assert adapter(rest) == adapter(whole)
 
 

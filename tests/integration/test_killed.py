@@ -153,6 +153,7 @@ def test_a_power_cut_takes_back_no_more_than_a_kill(whole, cut, tmp_path_factory
         pytest.param(DRIFT, marks=pytest.mark.slow, id="drift"),
         pytest.param(WORSE, marks=pytest.mark.slow, id="worse"),
         # Its last step is no tick.
+        pytest.param((*FLAGS, "--target-s", "10%", "--max-steps", 10), marks=pytest.mark.slow, id="pi"),
     ],
 )
 def test_a_run_killed_in_its_last_writings_needs_no_step_more(whole, cut, flags, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a run says and does about its setpoint: beyond reach, found during the run, held long enough to stop."""
+"""What a run says and does about its setpoint: beyond reach, and held long enough to stop."""
 
 import json
 from pathlib import Path

@@ -24,7 +24,7 @@ from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.throughput import Stopwatch
 from granite_scu.training.module import GraniteModule
 
-RATE, EVERY, ACCUMULATE, CLIP, BUDGET, N, STEPS = 1e-2, 2, 2, 0.2, 0.002, 1000, 8
+RATE, EVERY, ACCUMULATE, CLIP, BUDGET, TARGET, N, STEPS = 1e-2, 2, 2, 0.2, 0.002, 0.02, 1000, 8
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -45,7 +45,7 @@ def in_transformers(model: str, examples: list[dict], folder: str, batch: int, g
         disable_tqdm=True,
         save_strategy="no",
     )
-    held = {"max_drift": BUDGET, "general_data": [general]} if general else {"held_out": examples[:8]}
+    held = {"max_drift": BUDGET, "general_data": [general]} if general else {"target_s": TARGET}
     callback = ShannonCallback(control_every=EVERY, gradient_clip=CLIP, n_tokens=N, **held)
     tokenizer = load_tokenizer(TINY_MODEL)
     trainer = Trainer(adapted, args, train_dataset=examples, callbacks=[callback], processing_class=tokenizer)
@@ -55,13 +55,12 @@ def in_transformers(model: str, examples: list[dict], folder: str, batch: int, g
 
 
 class Texts(L.LightningDataModule):
-    """This process's rows of each micro-batch, and of the held-out ones."""
+    """This process's rows of each micro-batch."""
 
     def __init__(self, examples: list[dict], batch: int) -> None:
         super().__init__()
         starts = range(batch * RANK, len(examples), batch * WORLD)
         self.batches = [self.stacked(examples[start : start + batch]) for start in starts]
-        self.n_held_out = 8 // (batch * WORLD)
 
     @staticmethod
     def stacked(rows: list[dict]) -> dict:
@@ -71,15 +70,13 @@ class Texts(L.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         return DataLoader(self.batches, batch_size=None)
 
-    def held_out(self, number: int) -> dict:
-        return self.batches[number]
-
 
 def in_lightning(model: str, examples: list[dict], folder: str, batch: int, general: str) -> list[dict]:
     torch.manual_seed(0)
-    config, meters, ticks, drift = settings.ControlConfig(every=EVERY), [], [], None
+    config, meters, ticks, drift = settings.ControlConfig(target_s=TARGET, every=EVERY), [], [], None
     if general:
-        config, tokenizer = settings.holding_drift(config, BUDGET, ()), load_tokenizer(TINY_MODEL)
+        config = settings.holding_drift(settings.ControlConfig(every=EVERY), BUDGET, ())
+        tokenizer = load_tokenizer(TINY_MODEL)
         read = general_text.read(Path(general), tokenizer)
         meters = [DriftMeter(lambda *_: read, BUDGET, (1e-3, 1e3), 64, 256, padding_of(tokenizer))]
         drift = meters[0].plant

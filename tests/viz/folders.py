@@ -75,7 +75,8 @@ def course(low: float, high: float, ticks: int = 12) -> list[dict]:
     return [
         record(
             7 * (k + 1), data_bpt=value, param_bpt=value, s=min(value, 0.9999), s_ema=min(value, 0.9999),
-            s_target=min(high, 0.9999), tokens_per_s=value, saturated=k % 3 == 0, held=k % 5 == 0, best_scale=value,
+            s_target=min(high, 0.9999), tokens_per_s=value, saturated=k % 3 == 0, held=k % 5 == 0,
+            **{"lambda": value},
         )
         for k, value in enumerate(path.tolist())
     ]  # fmt: skip

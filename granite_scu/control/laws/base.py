@@ -95,7 +95,7 @@ class Controller(Protocol[StateT]):
 
     A class may also have ``sensor()``, which makes its ``Sensor``; ``refuses``, by flag, such as ``--actuator
     decoupled``, why it does not go together with it; and ``in_a_run_of(ticks, validations)``, the law of a run of that
-    length, which raises ValueError where it is too short.
+    length under Lightning, which raises ValueError where it is too short.
 
     What changes is the state, a frozen dataclass of floats, ints, bools, tuples and None (or of such dataclasses).
     ``as_stored`` of its ``dataclasses.asdict`` goes into JSON or a checkpoint, and ``restored`` undoes that.

@@ -5,7 +5,7 @@ const data = JSON.parse(document.getElementById("run-data").textContent);
 const steps = data.steps;
 const last = steps.length - 1;
 const MARGIN = {left: 66, right: 14, top: 10, bottom: 26}; // left: at least; the longest number of all charts decides
-const HEIGHT = {s: 240, lambda: 190, size: 210, data_bpt: 280, learned: 300};
+const HEIGHT = {s: 240, lambda: 190, data_bpt: 280, learned: 300};
 const MIN_GAP = 60; // pixels between two labelled ticks of an axis
 
 // Numbers.
@@ -230,7 +230,7 @@ class Chart {
     if (!limits) return [];
     const most = (this.height - MARGIN.top - MARGIN.bottom) / 38;
     const values = (limits.log ? logTicks : linearTicks)(limits.low, limits.high, most);
-    return values.map(value => [value, FORMATS[this.numberFormat](value)]).filter(([, words]) => words);
+    return values.map(value => [value, FORMATS[this.numberFormat](value)]);
   }
 
   room() { return Math.max(0, ...this.numbers(this.limits()).map(([, words]) => widthOf(words))); }

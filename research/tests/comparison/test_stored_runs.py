@@ -33,8 +33,8 @@ def law_of(record):
     """The law that the run had."""
     name, own = controller(record), dict(record["law"])
     if name == AUTO:
-        steps = record["steps"] // record["settings"]["control.every"]
-        return AutoSetpoint().in_a_run_of(steps, validations=0)
+        ticks = math.ceil(record["steps"] / record["settings"]["control.every"])
+        return AutoSetpoint().in_a_run_of(ticks, validations=0)
     if name in FEED_FORWARD:
         del own["lambda_init"]
     return build(place_of(name), **own)

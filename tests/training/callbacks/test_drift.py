@@ -28,7 +28,7 @@ from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.throughput import Stopwatch
-from granite_scu.training.controller import drift_law, with_bounds
+from granite_scu.training.controller import with_bounds
 from granite_scu.training.recipe import prepare, train
 
 FAST = {"learning_rate": 1e-2}
@@ -86,9 +86,9 @@ def test_the_loop_holds_drift_at_the_budget(trained, share):
 def test_a_run_that_continues_by_its_yaml_has_the_same_law(asked):
     """All that the YAML has counts as given then. A small budget has lambda begin at its upper bound, and anchors."""
     request = Request.from_dotted({"drift.max_drift": "0.0001%"} | asked)
-    law = drift_law(request)
+    law = request.control_held.law()
     every = frozenset(f"control.{name}" for name, value in vars(request.control).items() if value is not None)
-    assert drift_law(replace(with_bounds(request, law), given=every)) == law
+    assert replace(with_bounds(request, law), given=every).control_held.law() == law
     assert law.lambda_start == law.lambda_max == asked.get("control.lambda_max", 1e3) and law.lead > 0
     output = Output(law.lambda_max * (1 - 2**-52), saturated=True)
     assert ControlLoop(law, 1, lambda of_s: of_s).action_of(output).lam == output.lam
