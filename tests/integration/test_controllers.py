@@ -109,12 +109,12 @@ def test_the_cascade_goes_on_as_if_it_had_not_stopped(train, flags_of):
 
 @pytest.mark.slow
 def test_the_setpoint_that_slopes_move_goes_on_as_if_it_had_not_stopped(train, flags_of):
-    """Checkpoint 15 lies between two ticks."""
-    flags = (*flags_of("none"), "--controller", AUTO, "--max-steps", 40, "--save-steps", 15, "--control-every", 2)
+    """Checkpoint 33 lies between two ticks."""
+    flags = (*flags_of("none"), "--controller", AUTO, "--max-steps", 60, "--save-steps", 33, "--control-every", 2)
     whole = train(*flags)
     seen = [[record[name] for name in ("s_target", "savings_held_out_slope")] for record in history(whole)]
     assert len({setpoint for setpoint, _ in seen}) > 5 and all(math.isfinite(slope) for _, slope in seen)
-    rest = train(*flags, "--resume-from-checkpoint", whole / "checkpoint-15")
+    rest = train(*flags, "--resume-from-checkpoint", whole / "checkpoint-33")
     assert [[record[name] for name in ("s_target", "savings_held_out_slope")] for record in history(rest)] == seen
     assert adapter(rest) == adapter(whole)
 
