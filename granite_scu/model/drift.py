@@ -47,7 +47,9 @@ def loss_in_budget(loss: float, share: float, budget: float) -> float:
     (2.5, 1478.0)
     """
     above = share - MARGIN * budget
-    return loss if above <= 0 else BEYOND * (1 + min(above, BEYOND)) if above > 0 else BEYOND**2
+    if above <= 0:
+        return loss
+    return BEYOND * (1 + min(above, BEYOND)) if above > 0 else BEYOND**2  # drift that is not a number is the furthest
 
 
 NEAR, MAX_READINGS = 0.9, 4
