@@ -128,12 +128,11 @@ def _general(found: dict[str, Any]) -> str:
 
 def which_adapter(summary: dict[str, Any]) -> str:
     """Which step's adapter a run left, and what became of the last one."""
-    if summary["best_val_step"] is None:
-        return "that of the last step: none was validated"
     scale = scaled_by(summary)
     scaled = f", scaled by {scale:.2f} to keep to the budget of drift" if scale else ""
-    if summary["best_val_step"] == summary["steps"]:
-        return f"that of the last step{scaled}" + (f"; unscaled it is in {LAST_ADAPTER}/" if scaled else "")
+    if summary["best_val_step"] in (None, summary["steps"]):
+        none = ": none was validated" if summary["best_val_step"] is None else ""
+        return f"that of the last step{none}{scaled}" + (f"; unscaled it is in {LAST_ADAPTER}/" if scaled else "")
     best = scaled or (f", which {why_kept(summary)}" if _held_drift(summary) else "")
     return (
         f"that of step {summary['best_val_step']:,}{best}; that of the last step has {summary['final_val_bpt']:.4f} "

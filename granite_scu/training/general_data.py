@@ -40,16 +40,18 @@ def read(
     """
     if not request.drift.max_drift:
         return None
-    asked, kept = request.drift, resume and resume.path.parent / GENERAL
+    asked, files, kept = request.drift, request.drift.general_files, resume and resume.path.parent / GENERAL
     if kept and kept.is_file():
-        return _as_before(general_text.read(kept, tokenizer, rows), resume)
-    if files := asked.general_files:
+        before = general_text.read(kept, tokenizer, rows)
+        if not files or " ".join(files) == before.source:
+            return _as_before(before, resume)
+    if files:
         division = getattr(data, "division", None)  # a stream has none
         trained_on = division and division.trained_on
         found = general_text.of_files(
             files, request.data, tokenizer, asked.general_tokens, request.seed, rows=rows, trained_on=trained_on
         )
-        return _as_before(found, resume)
+        return _as_before(found, resume, f"--general-data {' '.join(files)}", "leave it out")
     if sharded:
         raise UserError("--general-data auto: with --fsdp no process has all of the weights, which writing takes; "
                         "give files of text or chats by --general-data")  # fmt: skip
@@ -85,12 +87,14 @@ def _find(run: PreparedRun, module: GraniteModule) -> GeneralText:
     return _as_before(found, run.resume)
 
 
-def _as_before(text: GeneralText, resume: Resume | None) -> GeneralText:
-    """The text, where it is the one that the checkpoint's run has had. Raises UserError."""
+def _as_before(
+    text: GeneralText, resume: Resume | None, where: str = "", remedy: str = "restore the file"
+) -> GeneralText:
+    """The text, where it is the one that the checkpoint's run has had. Raises UserError, which names ``where``."""
     if resume and resume.general not in (None, text.digest):
         raise UserError(
-            f"{resume.path.parent / GENERAL}: is not the general text that the run has had, which decides what each of "
-            "its steps is; restore the file, or start another run"
+            f"{where or resume.path.parent / GENERAL}: is not the general text that the run has had, which decides "
+            f"what each of its steps is; {remedy}, or start another run"
         )
     return text
 

@@ -56,14 +56,25 @@ def test_it_is_told_before_a_model_is_loaded(asked, given, words, caplog):
     assert ("of its 40 texts are trained on too" in caplog.text) == ("drift.general_data" in given and "chats" in words)
 
 
-@pytest.mark.parametrize("edited", [False, True])
-def test_a_run_that_is_continued_takes_no_other_general_text(tmp_path, edited):
+@pytest.mark.parametrize(
+    ("edited", "named", "words"),
+    [
+        (False, None, None),
+        (False, "copy.jsonl", None),
+        (True, None, "general.jsonl: is not the general text"),
+        (False, "other.jsonl", "--general-data .*other.jsonl: is not the general text .*; leave it out"),
+    ],
+)
+def test_a_run_that_is_continued_takes_no_other_general_text(tmp_path, edited, named, words):
     tokenizer, file = load_tokenizer(TINY_MODEL), tmp_path / "general.jsonl"
-    text = GeneralText(tuple(Document((1, number + 2), (False, True)) for number in range(2000)), "auto")
-    text.write(file, tokenizer)
+    documents = tuple(Document((1, number + 2), (False, True)) for number in range(2000))
+    text = GeneralText(documents, "auto")
+    for name, of in (("general", documents), ("copy", documents), ("other", documents[::-1])):
+        GeneralText(of, "auto").write(tmp_path / f"{name}.jsonl", tokenizer)
     if edited:
         file.write_text(file.read_text().splitlines()[0] + "\n")
     resume = Resume(tmp_path / "checkpoint-12", {"callbacks": {"DriftMeter": {"general": text.digest}}}, in_place=True)
-    request = Request.from_dotted({"data.path": str(tmp_path), "drift.max_drift": "2%"})
-    with pytest.raises(UserError, match=r"general.jsonl: is not the general text") if edited else nullcontext():
+    general = {"drift.general_data": str(tmp_path / named)} if named else {}
+    request = Request.from_dotted({"data.path": str(tmp_path), "drift.max_drift": "2%"} | general)
+    with pytest.raises(UserError, match=words) if words else nullcontext():
         assert general_data.read(request, resume, None, tokenizer, None, sharded=False) == text

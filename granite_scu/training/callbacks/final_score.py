@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Protocol
 
 import lightning as L
@@ -38,7 +39,7 @@ class Stopper(Protocol):
 class FinalScore(L.Callback):
     """Writes the adapter that validated best, the history as one list, and ``scu_metrics.json``.
 
-    Where that adapter is not the one of the last step, the last one goes into ``final/``.
+    Where that adapter is not the one of the last step, or is that scaled, the last one goes into ``final/``.
 
     Args:
         folder: the run folder.
@@ -77,10 +78,10 @@ class FinalScore(L.Callback):
         if data.holds_out("validation"):
             self.validate_last_step(trainer, module)
             drift = self._fit_budget(trainer, module, self.drift) if self.drift else None
+        elif self.drift:
+            drift = self._scale_last(trainer, module, self.drift)
         self._keep_best(trainer, module)
         scores = self._scores(trainer, module) if data.holds_out("test") else {}
-        if self.drift and drift is None:
-            drift = self.drift.read()
         if trainer.is_global_zero:
             if scores and (more := scores["adapter_test_bpt"] - scores["base_test_bpt"]) > 0:
                 log.warning("on held-out text the adapter is worse than the base model, by %.3g bits/token; lower "
@@ -137,6 +138,19 @@ class FinalScore(L.Callback):
         meter.scale = scale
         return fitted
 
+    def _scale_last(self, trainer: L.Trainer, module: GraniteModule, meter: DriftMeter) -> Drift:
+        """Have the last adapter, all that is kept where nothing validates, within the budget of drift.
+
+        Returns:
+            its drift.
+        """
+        found = meter.read()
+        if meter.holds(found) or not math.isfinite(found.share):
+            return found
+        self._save(trainer, module, self.folder.path / LAST_ADAPTER)
+        fitted, meter.scale = meter.fit(module, found)
+        return fitted
+
     def _validated(self, trainer: L.Trainer, module: GraniteModule) -> float:
         some = islice(trainer.datamodule.val_dataloader(), int(trainer.limit_val_batches))
         return module.score(some).bits_per_token
@@ -157,17 +171,20 @@ class FinalScore(L.Callback):
 
     def _keep_best(self, trainer: L.Trainer, module: GraniteModule) -> None:
         """Save the adapter that validated best, and have it in the model; the last step's goes beside it."""
-        writes, last = trainer.is_global_zero, self.folder.path / LAST_ADAPTER
-        scaled = self.drift is not None and self.drift.scale < 1
-        if scaled or trainer.strategy.broadcast(self.best.step) not in (None, trainer.global_step):
-            if writes:
-                with replacing(last) as temporary:
-                    save_adapter(module.model, temporary, module.base.name)
+        last, scaled = self.folder.path / LAST_ADAPTER, self.drift is not None and self.drift.scale < 1
+        best = trainer.strategy.broadcast(self.best.step)
+        if best is not None and (scaled or best != trainer.global_step):
+            self._save(trainer, module, last)
             self.best.restore(trainer, module)
-        elif writes:
+        elif not scaled and trainer.is_global_zero:
             shutil.rmtree(last, ignore_errors=True)  # of a run that ended here before
-        if writes:
+        if trainer.is_global_zero:
             save_adapter(module.model, self.folder.path, module.base.name)
+
+    def _save(self, trainer: L.Trainer, module: GraniteModule, folder: Path) -> None:
+        if trainer.is_global_zero:
+            with replacing(folder) as temporary:
+                save_adapter(module.model, temporary, module.base.name)
 
     def _score_test(self, trainer: L.Trainer, module: GraniteModule, what: str) -> Score:
         loader = trainer.datamodule.test_dataloader()

@@ -152,7 +152,8 @@ def test_a_budget_that_two_readings_of_the_same_model_differ_by_is_refused(
     assert ("noise in what is held" in caplog.text) == (times == 5)
 
 
-def test_what_ends_beyond_the_budget_is_scaled_to_it_and_kept(tmp_path):
+@pytest.mark.parametrize("validation", [0.05, 0.0])
+def test_what_ends_beyond_the_budget_is_scaled_to_it_and_kept(tmp_path, validation):
     """A real run whose lambda may not rise: its last adapter has learned most, and drifted beyond the budget."""
     texts = tmp_path / "texts"
     texts.mkdir()
@@ -166,7 +167,8 @@ def test_what_ends_beyond_the_budget_is_scaled_to_it_and_kept(tmp_path):
     run = {"output_dir": str(tmp_path / "run"), "eval_steps": 4}
     drift = {"max_drift": "2%", "general_data": str(general), "general_tokens": 2048}
     control = {"lambda_init": 1e-3, "lambda_max": 2e-3, "every": 2}
-    groups = {"run": run, "drift": drift, "control": control, "data": {"path": str(texts), "block_size": 64}}
+    data = {"path": str(texts), "block_size": 64, "held_out_share": validation}
+    groups = {"run": run, "drift": drift, "control": control, "data": data}
     settings = {f"{group}.{name}": value for group, of in groups.items() for name, value in of.items()}
     request = Request.from_dotted(settings | {
         "base.name": TINY_MODEL, "optimizer.learning_rate": 1e-2, "trainer.max_steps": 12, "trainer.accelerator": "cpu"
@@ -174,7 +176,8 @@ def test_what_ends_beyond_the_budget_is_scaled_to_it_and_kept(tmp_path):
     summary = train(prepare(request, Console(quiet=True)))
     found, run = summary["drift"], tmp_path / "run"
     assert found["within"] and 0.9 * 0.02 <= found["share"] <= 1.1 * 0.02 and 0 < found["scale"] < 1
-    assert summary["best_val_step"] == 12 and summary["best_val_bpt"] > summary["final_val_bpt"]
+    if validation:
+        assert summary["best_val_step"] == 12 and summary["best_val_bpt"] > summary["final_val_bpt"]
     kept, last = (load_file(folder / "adapter_model.safetensors") for folder in (run, run / "final"))
     for name, factor in kept.items():
         torch.testing.assert_close(factor, last[name] * (found["scale"] if ".lora_B." in name else 1))
