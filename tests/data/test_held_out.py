@@ -56,6 +56,15 @@ def test_by_default_few_conversations_are_held_out_and_a_long_one_counts_as_one(
     assert data.summary()["cut_answers"] == 0
 
 
+def test_a_conversation_without_an_answer_takes_no_place_among_those_held_out(chatting, tmp_path):
+    path = tmp_path / "train.jsonl"
+    chats(path, 60)
+    with path.open("a") as more:
+        more.writelines(json.dumps({"messages": [{"role": "user", "content": f"{n}?"}]}) + "\n" for n in range(200))
+    data = read(chatting, path=str(path))
+    assert counts(data) == (54, 3, 3) and data.summary()["unsupervised_documents"] == 200
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

@@ -96,9 +96,9 @@ def filter_documents(
         UserError: a long document under "error".
     """
     bounds = stream.bounds_of(documents)
-    learned = _learned(stream.targets, bounds)
-    n_unsupervised = len(np.unique(documents[~learned]))
-    bounds, documents = bounds[learned], documents[learned]
+    teaches = learned(stream.targets, bounds)
+    n_unsupervised = len(np.unique(documents[~teaches]))
+    bounds, documents = bounds[teaches], documents[teaches]
     excess = bounds[:, 1] - bounds[:, 0] - 1 - block_size
     is_long = excess > 0
     dropped = 0
@@ -116,10 +116,10 @@ def filter_documents(
     if on_long == "truncate":
         dropped = int(excess[is_long].sum())
         bounds = np.stack([bounds[:, 0], bounds[:, 1] - np.maximum(excess, 0)], 1)
-        learned = _learned(stream.targets, bounds)  # of a long prompt nothing else may be left
-        n_unsupervised += len(np.unique(documents[~learned]))
-        dropped += int((bounds[~learned, 1] - bounds[~learned, 0]).sum())
-        bounds = bounds[learned]
+        teaches = learned(stream.targets, bounds)  # of a long prompt nothing else may be left
+        n_unsupervised += len(np.unique(documents[~teaches]))
+        dropped += int((bounds[~teaches, 1] - bounds[~teaches, 0]).sum())
+        bounds = bounds[teaches]
     elif on_long == "drop":
         dropped = int((bounds[is_long, 1] - bounds[is_long, 0]).sum())
         bounds = bounds[~is_long]
@@ -133,7 +133,7 @@ def _is_cut(targets: NDArray[np.bool_], block_size: int, on_long: str) -> bool:
     return bool((targets[borders] & targets[borders + 1]).any()) and not targets[1:].all()
 
 
-def _learned(targets: NDArray[np.bool_] | StoredArray, bounds: NDArray[np.int64]) -> NDArray[np.bool_]:
+def learned(targets: NDArray[np.bool_] | StoredArray, bounds: NDArray[np.int64]) -> NDArray[np.bool_]:
     """(documents,) whether any token between the bounds is supervised."""
     return np.fromiter((targets[start:stop].any() for start, stop in bounds), bool, len(bounds))
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from granite_scu.config.errors import UserError
 from granite_scu.control.units import counted, per_cent
+from granite_scu.data.blocks.filtering import learned
 from granite_scu.data.sources.documents import SPLITS
 from granite_scu.data.tokens.stream import Corpus
 
@@ -117,13 +118,18 @@ def divide(
     if not wanted or share == 0:
         nothing = dict.fromkeys(wanted, rest[:0])
         return Division(corpus, "files" if given else "nothing", {"train": rest, **nothing, **given}, streamed)
-    each = usual_share(corpus, rest) if share is None else share / len(wanted)
     chats = bool(corpus.is_chat[rest].all())
+    answered = learned(corpus.targets, corpus.bounds_of(rest)) if chats else np.ones(len(rest), bool)
+    answered |= not answered.any()  # where none is, the split for training is refused
+    unanswered, rest = rest[~answered], rest[answered]  # held out, those would fill a place and measure nothing
+    each = usual_share(corpus, rest) if share is None else share / len(wanted)
     sizes = corpus.characters[rest] if not chats else np.ones(len(rest), np.uint64)  # each is a question, however long
     facts = corpus.places[rest], sizes, corpus.bare[rest]
     parts, reason = assign(*facts, dict.fromkeys(wanted, each), least=MIN_DOCUMENTS if share is None else 2)
     if parts is not None:
-        return Division(corpus, "document", {name: rest[part] for name, part in parts.items()} | given, streamed)
+        divided = {name: rest[part] for name, part in parts.items()} | given
+        divided["train"] = np.union1d(divided["train"], unanswered)
+        return Division(corpus, "document", divided, streamed)
     few_chats = chats and (share is not None or len(np.unique(corpus.bare[rest])) < MIN_DOCUMENTS)
     if given or few_chats:
         kind = "conversations" if chats else "documents"
