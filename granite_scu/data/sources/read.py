@@ -24,6 +24,9 @@ _REMEDY = (
 )
 _HELD_OUT = dict.fromkeys(("valid", "validation", "val", "dev"), "--validation-data") | {"test": "--test-data"}
 """Files beside one of ``train`` that are not trained on, by what their names begin with, and the flag for each."""
+ABOUT = ("README", "LICENSE", "LICENCE", "NOTICE", "CITATION")
+"""Names of texts that, beside records or above them, tell of these, and are not what is to be learned."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -178,7 +181,7 @@ def check_beginning(path: str, text_column: str, encoding: str, record_format: s
 
 
 def readable_files(path: str) -> list[Path]:
-    """The files of a source that can be read, sorted. Those of other kinds are counted in the log.
+    """The files of a source that are read, sorted. The log counts those of other kinds, and has those of ``ABOUT``.
 
     Raises:
         UserError: nothing there, nothing of a kind that can be read, or a folder that may not be read.
@@ -191,13 +194,25 @@ def readable_files(path: str) -> list[Path]:
         raise files.unreadable(path, error) from error
     chosen = [file for file in found if files.kind(file) in formats.SUFFIXES]
     others = Counter(file.suffix.lower() or "no suffix" for file in found if files.kind(file) not in formats.SUFFIXES)
+    about = _about_records(chosen)
+    chosen = [file for file in chosen if file not in about]
     _check_divided(path, chosen)
     if not chosen:
         raise UserError(f"--data-dir {path}: {_why_nothing(path, others)}; {_REMEDY}")
     if others:
         listed = _listed(others)
         _log.warning("%s: skipped %d files that are not %s: %s", path, others.total(), _SUPPORTED, listed)
+    if about:
+        _log.warning("%s: left out %s, which tells of the records beside it; to learn it, name it by itself",
+                     path, ", ".join(map(str, about)))  # fmt: skip
     return chosen
+
+
+def _about_records(found: Sequence[Path]) -> list[Path]:
+    """The texts of a data set that tell of its records, as those of the hub have them."""
+    folders = {folder for file in found if files.kind(file) in formats.RECORDS for folder in file.parents}
+    texts = (file for file in found if files.kind(file) in formats.TEXTS and file.parent in folders)
+    return [file for file in texts if file.name.partition(".")[0].upper() in ABOUT]
 
 
 def _check_divided(path: str, chosen: Sequence[Path]) -> None:

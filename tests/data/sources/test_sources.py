@@ -73,6 +73,16 @@ def test_a_folder_that_its_files_divide_is_refused_with_the_flags_to_give(tmp_pa
     assert len(load(str(tmp_path), "text")) == 3
 
 
+def test_a_text_about_the_records_beside_it_is_left_out_unless_it_is_named(tmp_path, caplog):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_text('{"text": "a record"}\n')
+    (tmp_path / "notes.txt").write_text("a text")
+    (tmp_path / "README.md").write_text("These are records.")
+    assert [document.text for document in load(str(tmp_path), "text")] == ["a record", "a text"]
+    assert f"left out {tmp_path / 'README.md'}" in caplog.text
+    assert [document.text for document in load(str(tmp_path / "README.md"), "text")] == ["These are records."]
+
+
 def test_empty_texts_are_counted_and_named(tmp_path, caplog):
     path = jsonl(tmp_path, '{"text": "one"}', '{"text": ""}', '{"text": " \\n"}')
     assert [document.text for document in load(str(path), "text")] == ["one"]
