@@ -69,6 +69,10 @@ class Renderer:
         """The control tokens of the tokenizer."""
         return SpecialTokens(self.tokenizer, self.special_tokens)
 
+    @cached_property
+    def _special(self) -> tuple[str, ...]:
+        return tuple(self.tokenizer.all_special_tokens)
+
     def render(self, conversation: Conversation) -> Piece:
         """The conversation as text.
 
@@ -375,7 +379,7 @@ class Renderer:
         for number, (start, stop) in enumerate(spans):
             if start < after or (len(own) == len(spans) and own[number] not in conversation.said):
                 continue
-            found.append((start, self._without_line_end(whole[:stop], start)))
+            found.append((start, self._behind_ending(conversation, whole, self._without_line_end(whole[:stop], start))))
         says = (conversation.messages[i].get(field) for i in conversation.said for field in ("content", "tool_calls"))
         if any(says) and not any(whole[slice(*span)].strip() for span in found):
             raise UserError(
@@ -383,6 +387,13 @@ class Renderer:
                 "{% generation %} and {% endgeneration %}; correct the template, or use --loss-on all"
             )
         return whole, found
+
+    def _behind_ending(self, conversation: Conversation, whole: str, stop: int) -> int:
+        """``stop``, or behind the control token there that ends an answer, where the tags leave that out."""
+        ahead = self.control.first_in(whole[stop:])
+        if not ahead or not whole.startswith(ahead, stop) or whole.endswith(self._special, 0, stop):
+            return stop
+        return stop + (len(ahead) if self._endings(conversation)[0] == ahead else 0)
 
     def _check_tags(self, conversation: Conversation, whole: str, found: list[tuple[int, int]]) -> None:
         """Refuse tags that hold words of somebody else's."""
@@ -400,7 +411,7 @@ class Renderer:
     def _without_line_end(self, text: str, start: int) -> int:
         """The end of a text, or of the control token before it: a line end behind that is not the model's to say."""
         said = text[start:].rstrip()
-        return start + len(said) if said.endswith(tuple(self.tokenizer.all_special_tokens)) else len(text)
+        return start + len(said) if said.endswith(self._special) else len(text)
 
     def _to_end(self, text: str, stop: int) -> int:
         """``stop``, or the end of the end of text that follows it: a model learns to stop by that.
@@ -410,7 +421,7 @@ class Renderer:
         eos = self.tokenizer.eos_token
         if text.startswith(eos, stop) and not text.endswith(eos, 0, stop):
             return stop + len(eos)
-        is_ended = text.endswith(tuple(self.tokenizer.all_special_tokens), 0, stop)
+        is_ended = text.endswith(self._special, 0, stop)
         return stop if is_ended or text[stop:].strip() else len(text)
 
     def _ended(self, text: str) -> str:

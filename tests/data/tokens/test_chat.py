@@ -252,9 +252,13 @@ def test_an_answer_is_learned_with_the_end_of_text_wherever_the_template_has_tha
     assert said(chatting, conversations(tmp_path, {"messages": TURN})) == "yo<|end_of_text|>"
 
 
-def test_a_turn_may_end_otherwise_than_the_text(chatting, tmp_path):
+@pytest.mark.parametrize(
+    "end", ["{{ '<|im_end|>\n' }}{% endgeneration %}", "{% endgeneration %}{{ '<|im_end|>\n' }}"], ids=["in", "behind"]
+)
+def test_a_turn_may_end_otherwise_than_the_text(chatting, tmp_path, end):
+    """Within the tags or behind them: without its end an answer would not teach to stop."""
     chatting.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
-    chatting.chat_template = TAGGED.replace("'<|end_of_text|>' }}{% endgen", "'<|im_end|>\n' }}{% endgen")
+    chatting.chat_template = TAGGED.replace("{{ '<|end_of_text|>' }}{% endgeneration %}", end)
     documents = conversations(tmp_path, {"messages": SILENT + TURN})
     assert said(chatting, documents) == "yo<|im_end|>"
 
