@@ -10,18 +10,10 @@ from granite_scu.cli.console import print_facts
 from granite_scu.config.settings import RunConfig
 from granite_scu.control.units import counted, duration, per_cent
 from granite_scu.evaluation.bpt.report import shown_answers
-from granite_scu.storage.run_folder import ANSWERS, LAST_ADAPTER, TRAINING_CONFIG, read_if_there
+from granite_scu.storage.run_folder import ANSWERS, TRAINING_CONFIG, read_if_there
 from granite_scu.training.callbacks.samples import MAX_SECONDS
 from granite_scu.viz.run_folder import read_validations
-from granite_scu.viz.what_now import lower_rate, scaled_by, verdict, why_kept
-
-ENDED = {
-    "max_steps": "after its last step, {step:,}",
-    "max_time": "at step {step:,}, by --max-time",
-    "early_stopping": "at step {step:,}, by --early-stopping: validation no longer improved",
-    "equilibrium": "at step {step:,}, by --stop-at-equilibrium: S stays at S* and the loss no longer falls",
-}
-"""How a run ended, by the reason in ``scu_metrics.json``."""
+from granite_scu.viz.what_now import ended, lower_rate, verdict, which_adapter
 
 REPORT = ("granite-scu report {run}", "open the report")
 EVAL = ("granite-scu eval {run}", "is the adapter better? with an interval")
@@ -57,7 +49,7 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console, chats
         "lambda at the end": f"{summary['lambda']:.4g}" if summary["lambda"] else None,
         "ticks without a measurement": f"{without}" if without else None,
         "training": _training(summary),
-        "ended": ENDED.get(summary["stopped"]["reason"], "at step {step:,}").format(step=summary["stopped"]["step"]),
+        "ended": ended(summary),
         "folder": str(folder),
     }
     print_facts("done", {name: fact for name, fact in facts.items() if fact is not None}, console)
@@ -124,20 +116,6 @@ def _general(found: dict[str, Any]) -> str:
     changed = f"{found['became_wrong']} became wrong, {found['became_right']} right"
     in_time = "" if n == asked else f"; {n} of {asked} were answered {IN_TIME}"
     return f"{found['right_after']} of {n} right, by {model} {found['right_before']}: {changed}; {cost}{in_time}"
-
-
-def which_adapter(summary: dict[str, Any]) -> str:
-    """Which step's adapter a run left, and what became of the last one."""
-    scale = scaled_by(summary)
-    scaled = f", scaled by {scale:.2f} to keep to the budget of drift" if scale else ""
-    if summary["best_val_step"] in (None, summary["steps"]):
-        none = ": none was validated" if summary["best_val_step"] is None else ""
-        return f"that of the last step{none}{scaled}" + (f"; unscaled it is in {LAST_ADAPTER}/" if scaled else "")
-    best = scaled or (f", which {why_kept(summary)}" if _held_drift(summary) else "")
-    return (
-        f"that of step {summary['best_val_step']:,}{best}; that of the last step has {summary['final_val_bpt']:.4f} "
-        f"bits/token in validation and is in {LAST_ADAPTER}/"
-    )
 
 
 def _held_drift(summary: dict[str, Any]) -> bool:

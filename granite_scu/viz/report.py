@@ -22,18 +22,12 @@ from granite_scu.viz.report_data import chart_data
 from granite_scu.viz.report_settings import configuration, environment
 from granite_scu.viz.run_folder import BAND, Run, read_measured_run
 from granite_scu.viz.settling import bounded, unsettled
-from granite_scu.viz.what_now import Advice, scaled_by, verdict_of, what_now, where, why_kept
+from granite_scu.viz.what_now import Advice, ended, verdict_of, what_now, where, which_adapter
 from granite_scu.viz.words import compact, duration, first, is_number, percent, quantity, section, shown, signed
 
 NAME = "report.html"
 _LATEST = 12
 """Ticks in the table, for readers without the charts."""
-_STOPS = {
-    "max_steps": "all steps done",
-    "max_time": "its time was up",
-    "equilibrium": "equilibrium reached",
-    "early_stopping": "validation stopped improving",
-}
 
 
 def build_report(run: Run) -> str:
@@ -123,11 +117,11 @@ def _scored(run: Run) -> str:
         tokens = run.metrics.get("test_tokens")
         scored = f" on {quantity(tokens)} tokens" if tokens else ""
         bits = f"{adapter:.3f} bits per token{scored}, base {base:.3f} ({signed(adapter / base - 1)})"
-        text = f"Held-out documents: {bits}.{_began(run)} {_interval(run)}{_chosen(run)}"
-    stopped = section(run.metrics, "stopped")
-    if stopped.get("reason"):
-        why = _STOPS.get(stopped["reason"], str(stopped["reason"]))
-        text += escape(f" The run ended at step {stopped.get('step')}: {why}.")
+        text = f"Held-out documents: {bits}.{_began(run)} {_interval(run)}"
+        if which := which_adapter(run.metrics):
+            text += f" The adapter is {which}."
+    if how := ended(run.metrics):
+        text += escape(f" The run ended {how}.")
     return (
         text
         if section(run.metrics, "elsewhere") or section(run.metrics, "drift")
@@ -152,25 +146,6 @@ def _interval(run: Run) -> str:
         return "One run, one seed: of this difference no interval is given."
     few = "" if run.evaluation.get("units") == "documents" else " The interval is over windows, and so too narrow."
     return f"Scored by <code>granite-scu eval</code>: {escape(verdict)}.{few}"
-
-
-def _chosen(run: Run) -> str:
-    """Which step's adapter the run left."""
-    step, value, last, end = (run.metrics.get(f) for f in ("best_val_step", "best_val_bpt", "final_val_bpt", "steps"))
-    if not all(map(is_number, (step, value, last, end))):
-        return ""
-    best = why_kept(run.metrics)
-    if scale := scaled_by(run.metrics):
-        return (
-            f" The adapter is that of the last step, scaled by {scale:.2f} to keep to the budget of drift. "
-            f"Unscaled ({last:.3f} bits per token) it is in <code>final/</code>."
-        )
-    if step == end:
-        return f" The adapter is that of the last step, which {best}."
-    return (
-        f" The adapter is that of step {step:,}, which {best} ({value:.3f} bits per token). "
-        f"That of the last step ({last:.3f}) is in <code>final/</code>."
-    )
 
 
 def _figures(run: Run) -> list[tuple[str, str, str]]:

@@ -26,6 +26,12 @@ _CHANCE = 2 * 1.96**2
 """Nats of a whole text below which two models may differ by chance. The logarithm of the ratio of their likelihoods has
 about twice its mean for a variance (KL is half the variance where both are close), so that a difference d is z standard
 errors where d = z sqrt(2 d). Where documents differ much in what they gain, chance reaches further."""
+_ENDED = {
+    "max_time": ", by --max-time",
+    "early_stopping": ", by --early-stopping: validation no longer improved",
+    "equilibrium": ", by --stop-at-equilibrium: S stays at S* and the loss no longer falls",
+}
+"""What ended a run before its last step, by the reason in ``scu_metrics.json``."""
 _MAX_NAMED = 3
 """Lost answers that are named."""
 _HIGHEST = 1e-3
@@ -184,18 +190,38 @@ def drifted(found: Mapping[str, Any], general: Mapping[str, Any], advised: float
     return f"{words}{asked}{where}{low}."
 
 
-def scaled_by(metrics: Mapping[str, Any]) -> float | None:
-    """What the last step's adapter was multiplied by to bring its drift to the budget; None: by nothing."""
+def ended(metrics: Mapping[str, Any]) -> str:
+    """How a run ended, to follow that word; empty where its files do not say."""
+    reason, step = (section(metrics, "stopped").get(name) for name in ("reason", "step"))
+    if not reason:
+        return ""
+    if reason == "max_steps":
+        return f"after its last step, {_count(step)}"
+    return f"at step {_count(step)}{_ENDED.get(str(reason), '')}"
+
+
+def which_adapter(metrics: Mapping[str, Any]) -> str:
+    """Which step's adapter a run left, and where that of the last one is; empty where its files do not say."""
+    names = "best_val_step", "best_val_bpt", "final_val_bpt", "steps"
+    best, value, last, end = (metrics.get(name) for name in names)
     scale = section(metrics, "drift").get("scale")
-    return float(scale) if is_number(scale) and scale < 1 else None
-
-
-def why_kept(metrics: Mapping[str, Any]) -> str:
-    """Why the run left the adapter of that step, to follow "which"."""
-    if not is_number(_given_budget(metrics)):
-        return "validated best"
-    within = section(metrics, "drift").get("within")
-    return "validated best within the budget of drift" if within else "came nearest to the budget of drift"
+    scaled = is_number(scale) and scale < 1
+    by = f"scaled by {scale:.2f} to keep to the budget of drift" if scaled else ""
+    if best is None and names[0] in metrics:
+        return "that of the last step: none was validated" + (f"; it is {by}, and unscaled in final/" if scaled else "")
+    if not all(map(is_number, (best, value, last, end))):
+        return ""
+    if scaled:
+        why = by
+    elif not is_number(_given_budget(metrics)):
+        why = "which validated best"
+    elif section(metrics, "drift").get("within"):
+        why = "which validated best within the budget of drift"
+    else:
+        why = "which came nearest to the budget of drift"
+    if best == end:
+        return f"that of the last step, {why}" + (f"; unscaled ({last:.3f} bits per token) it is in final/" * scaled)
+    return f"that of step {best:,}, {why} ({value:.3f} bits per token); that of the last step ({last:.3f}) is in final/"
 
 
 def _plateau(validations: Sequence[tuple[int, float]], end: object) -> int | None:
@@ -409,13 +435,8 @@ def _rate(run: Run) -> float | None:
 
 def _which(run: Run) -> str:
     """Where the adapter is that one should take."""
-    best, end = run.metrics.get("best_val_step"), run.metrics.get("steps")
-    scaled = f", scaled by {scale:.2f}" if (scale := scaled_by(run.metrics)) else ""
-    if not (is_number(best) and is_number(end)) or best == end:
-        kept = f", and is that of the last step{scaled}; unscaled, in final/, it drifted further" if scaled else ""
-        return f"It lies in {place(run)}{kept}."
-    worse = "drifted further, or validated worse" if run.holds_drift else "validated worse"
-    return f"It lies in {place(run)}, and is that of step {best:,}{scaled}. That of the last step, in final/, {worse}."
+    which = which_adapter(run.metrics)
+    return f"It lies in {place(run)}, and is {which}." if which else f"It lies in {place(run)}."
 
 
 def _try(run: Run, found: Verdict) -> Iterator[Advice]:

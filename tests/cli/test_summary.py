@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from granite_scu.cli.summary import print_summary, which_adapter
+from granite_scu.cli.summary import print_summary
 from granite_scu.control.diagnostics.metrics import summarise
 from granite_scu.control.diagnostics.reachability import Observation, Reachability
 
@@ -69,23 +69,6 @@ def test_the_summary_claims_a_setpoint_only_where_s_came_to_it(sights, s_ema, wo
     ]
     more = {"reachability": found, "control": summarise(ticks)}
     assert words in printed(summary_of(s_ema=s_ema, s_target=0.5, **more), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("step", "words"),
-    [
-        (100, "that of the last step"),
-        (80, "that of step 80; that of the last step has 5.2500 bits/token in validation and is in final/"),
-    ],
-)
-def test_the_summary_says_which_steps_adapter_was_left(step, words):
-    assert which_adapter({"best_val_step": step, "steps": 100, "final_val_bpt": 5.25}) == words
-
-
-@pytest.mark.parametrize(("within", "words"), [(True, "best within the budget"), (False, "nearest to the budget")])
-def test_of_a_run_that_held_drift_it_says_whether_the_adapter_is_within_the_budget(within, words):
-    held = {"drift": {"budget": 0.02, "within": within}, "best_val_step": 80, "steps": 100, "final_val_bpt": 5.25}
-    assert words in which_adapter(held)
 
 
 def test_the_summary_says_what_was_gained_and_how_to_continue(tmp_path):

@@ -55,7 +55,7 @@ def test_it_says_what_came_of_the_run(finished):
     assert "Learned your data: held-out text costs 5.850 bits per token (base 6.500)." in text
     assert "Held-out documents: 5.850 bits per token on 14,088 tokens, base 6.500 (\N{MINUS SIGN}10.0 %)." in text
     assert "S settled at step 130. It overshot S* by 4 %. Once within ±10 % of S* it was there at 96 %" in text
-    assert "The run ended at step 400: all steps done." in text
+    assert "The run ended after its last step, 400." in text
     assert "best validation5.9bits per token, step 400" in text
     assert "wall time1:59 min2,000 tokens/s" in text
 
@@ -103,7 +103,7 @@ def test_of_a_run_from_an_adapter_it_says_what_that_scored(tmp_path):
     ("step", "words"),
     [
         (400, "The adapter is that of the last step, which validated best."),
-        (300, "The adapter is that of step 300, which validated best (5.850 bits per token). That of the last step"),
+        (300, "The adapter is that of step 300, which validated best (5.850 bits per token); that of the last step"),
     ],
 )
 def test_it_says_which_steps_adapter_it_is(tmp_path, step, words):

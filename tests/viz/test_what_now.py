@@ -7,7 +7,7 @@ from folders import METRICS, holding, record, rising, settings, write_run
 
 from granite_scu.evaluation.answer_score import wilson
 from granite_scu.viz.run_folder import read_run
-from granite_scu.viz.what_now import place, verdict, what_now, where
+from granite_scu.viz.what_now import place, verdict, what_now, where, which_adapter
 
 
 def advice(folder, history=None, validations=(), metrics=METRICS, **changes):
@@ -42,8 +42,42 @@ def test_an_interval_with_0_in_it_is_heeded(tmp_path, high, title):
 
 
 def test_of_two_adapters_it_says_which(tmp_path):
-    use = advice(tmp_path / "demo", metrics=METRICS | {"best_val_step": 300})["Try the adapter"]
-    assert "is that of step 300. That of the last step, in final/, validated worse." in use.text
+    use = advice(tmp_path / "demo", metrics=METRICS | {"best_val_step": 300, "best_val_bpt": 5.85})["Try the adapter"]
+    assert "and is that of step 300, which validated best (5.850 bits per token); that of the last step (" in use.text
+
+
+VALIDATED = {"best_val_step": 80, "best_val_bpt": 5.125, "final_val_bpt": 5.25, "steps": 100}
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (100, "that of the last step, which validated best"),
+        (
+            80,
+            "that of step 80, which validated best (5.125 bits per token); that of the last step (5.250) is in final/",
+        ),
+    ],
+)
+def test_it_says_which_steps_adapter_was_left(step, words):
+    assert which_adapter(VALIDATED | {"best_val_step": step}) == words
+
+
+@pytest.mark.parametrize(("within", "words"), [(True, "best within the budget"), (False, "nearest to the budget")])
+def test_of_a_run_that_held_drift_it_says_whether_the_adapter_is_within_the_budget(within, words):
+    assert words in which_adapter(VALIDATED | {"drift": {"budget": 0.02, "within": within}})
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (100, "the last step, scaled by 0.75 to keep to the budget of drift; unscaled (5.250 bits per token) it is in"),
+        (80, "step 80, scaled by 0.75 to keep to the budget of drift (5.125 bits per token); that of the last step"),
+    ],
+)
+def test_it_says_whether_the_last_adapter_was_scaled_or_an_earlier_one(step, words):
+    scaled = {"drift": {"budget": 0.02, "within": True, "scale": 0.75}, "best_val_step": step}
+    assert words in which_adapter(VALIDATED | scaled)
 
 
 def test_an_adapter_that_is_no_better_is_not_to_be_used(tmp_path):

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 from safetensors.torch import load_file
 
-from granite_scu.cli.summary import which_adapter
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.config.settings import TINY_MODEL
@@ -30,6 +29,7 @@ from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.throughput import Stopwatch
 from granite_scu.training.controller import with_bounds
 from granite_scu.training.recipe import prepare, train
+from granite_scu.viz.what_now import which_adapter
 
 FAST = {"learning_rate": 1e-2}
 
