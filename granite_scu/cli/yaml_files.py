@@ -1,6 +1,5 @@
 """YAML files of settings: read once, and refused where they are no plain settings, or say what nobody means."""
 
-import math
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -31,11 +30,8 @@ class _WithoutDates(_LOADER):
 
 
 _TAG = "tag:yaml.org,2002:"
-_PLAIN: dict[str, type[yaml.Node] | tuple[type[yaml.Node], ...]] = {
-    **{"map": yaml.MappingNode, "seq": yaml.SequenceNode},
-    **dict.fromkeys(("str", "int", "float", "bool", "null", "merge", "timestamp"), yaml.ScalarNode),
-}
-"""What a setting may be, and as which node it is written."""
+_PLAIN = ("map", "seq", "str", "int", "float", "bool", "null", "merge")
+"""What a setting may be."""
 
 _DEEPEST = 20
 """Mappings and lists inside one another. Settings have four."""
@@ -132,7 +128,7 @@ def read(path: str) -> str:
 def checked(path: str, text: str) -> yaml.MappingNode:
     """The nodes of a file of settings. Raises UserError where it is none, or says what nobody means."""
     try:
-        root = yaml.compose(text, Loader=_LOADER)
+        root = yaml.compose(text, Loader=_WithoutDates)
     except yaml.MarkedYAMLError as error:
         what = "; ".join(" ".join(words.split()) for words in (error.context, error.problem) if words)
         raise UserError(f"--config {path}: is not valid YAML{_place(error.problem_mark)}: {what}") from error
@@ -143,12 +139,12 @@ def checked(path: str, text: str) -> yaml.MappingNode:
     if not isinstance(root, yaml.MappingNode):
         what = "is empty" if root is None else "holds no mapping"
         raise UserError(f"--config {path}: {what}; it must hold groups of settings, as data: {{batch_size: 4}}")
-    if _size(root, {}, _DEEPEST) > _LARGEST:
-        raise UserError(
-            f"--config {path}: is nested deeper than {_DEEPEST} levels, or has more than {_LARGEST:,} entries once its "
-            "aliases (*name) are followed"
-        )
-    for node in _nodes(root):
+    for number, (node, depth) in enumerate(_nodes(root)):
+        if number >= _LARGEST or depth > _DEEPEST:
+            raise UserError(
+                f"--config {path}: is nested deeper than {_DEEPEST} levels, or has more than {_LARGEST:,} entries once "
+                "its aliases (*name) are followed"
+            )
         if wrong := _wrong(node):
             raise UserError(f"--config {path}: {wrong}")
     try:
@@ -161,10 +157,10 @@ def checked(path: str, text: str) -> yaml.MappingNode:
 def _wrong(node: yaml.Node) -> str | None:
     """What is wrong with a node alone."""
     place = _place(node.start_mark)
-    if not isinstance(node, _PLAIN.get(node.tag.removeprefix(_TAG), ())):
+    if node.tag.removeprefix(_TAG) not in _PLAIN:
         tag = node.tag.replace(_TAG, "!!")
         return f"{tag}{place}: is no plain value, as settings are: numbers, texts, switches and lists of them"
-    if node.tag == f"{_TAG}int":
+    if node.tag == f"{_TAG}int" and isinstance(node, yaml.ScalarNode):
         if len(node.value) > _MAX_DIGITS:
             return f"has a number of {len(node.value):,} digits{place}; correct it"
         if re.match(r"[-+]?0\d", node.value):  # in YAML 1.1; to nearly everybody 010 is ten
@@ -185,32 +181,16 @@ def _place(mark: yaml.Mark | None) -> str:
     return f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
 
 
-def _inside(node: yaml.Node) -> list[yaml.Node]:
-    """The nodes that a mapping or a list has."""
-    if isinstance(node, yaml.MappingNode):
-        return [part for pair in node.value for part in pair]
-    return node.value if isinstance(node, yaml.SequenceNode) else []
-
-
-def _nodes(root: yaml.Node) -> Iterator[yaml.Node]:
-    """All nodes, each once however many aliases it has."""
-    open_nodes, seen = [root], set()
+def _nodes(root: yaml.Node) -> Iterator[tuple[yaml.Node, int]]:
+    """All nodes and how deep they lie, each as often as aliases stand for it, which may be without end."""
+    open_nodes = [(root, 1)]
     while open_nodes:
-        node = open_nodes.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
-            yield node
-            open_nodes += _inside(node)
-
-
-def _size(node: yaml.Node, known: dict[int, float], levels: int) -> float:
-    """Nodes below one, and itself, with aliases followed; infinite where one stands for what it is in, or lies deeper
-    than so many levels."""
-    if id(node) not in known:
-        known[id(node)] = math.inf  # as long as it is being counted
-        if levels:
-            known[id(node)] = 1 + sum(_size(part, known, levels - 1) for part in _inside(node))
-    return known[id(node)]
+        node, depth = open_nodes.pop()
+        yield node, depth
+        if isinstance(node, yaml.MappingNode):
+            open_nodes += [(part, depth + 1) for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            open_nodes += [(part, depth + 1) for part in node.value]
 
 
 def line_of(root: yaml.Node, key: str) -> str:

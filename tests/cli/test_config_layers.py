@@ -138,6 +138,7 @@ def test_groups_may_be_given_whole(tmp_path):
         ),
         (b"base: " + b"{a: " * 30 + b"1" + b"}" * 30, "is nested deeper than 20 levels"),
         (b"run: {overwrite: !!python/object:os.system x}\n", "!!python/object:os.system at line 1, column 18: is no"),
+        (b"run: {overwrite: !!int [1]}\n", "has an invalid value: expected a scalar node"),
         (b"run: {overwrite: !!bool maybe}\n", "has an invalid value: 'maybe'"),
         (b"lora: {alpha: 1" + b":59" * 5000 + b".5}\n", "has an invalid value: int too large"),
         (b"seed_everything: 010\n", "010 at line 1, column 18 is 8 to YAML, which reads what begins with 0 as octal"),
