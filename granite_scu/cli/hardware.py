@@ -2,13 +2,10 @@
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from granite_scu.cli.console import make_console, print_facts
 from granite_scu.config.settings import SHORT_PRECISIONS
-
-if TYPE_CHECKING:
-    from granite_scu.hardware.advice import Predictor
 
 EXAMPLES = ("", "--gpu", "--command", "--json")
 
@@ -31,13 +28,10 @@ def run(options: argparse.Namespace) -> int:
     if options.command:
         print(advice.training_command())
         return 0
-    from granite_scu.model.memory import of_default_model  # late: so does transformers
-
     if options.json:
-        recommended = _recommended(of_default_model)
-        print(json.dumps({"info": advice.detect_gpu_info(), "recommended": recommended}, indent=2))
+        print(json.dumps({"info": advice.detect_gpu_info(), "recommended": get_recommended_config()}, indent=2))
     else:
-        print_hardware_info(of_default_model)
+        print_hardware_info()
     return 0
 
 
@@ -55,7 +49,7 @@ def _say_gpu() -> int:
     return 0
 
 
-def print_hardware_info(predict: "Predictor") -> None:
+def print_hardware_info() -> None:
     """Print what ``detect_gpu_info`` and ``get_recommended_config`` say, and the command that trains with it."""
     from granite_scu.hardware import advice, detect
 
@@ -72,15 +66,46 @@ def print_hardware_info(predict: "Predictor") -> None:
         **({"CPU": device.name} if device.kind == "cpu" else {}),
     }
     print_facts("this machine", found, console)
-    print_facts("recommended", _described(_recommended(predict)), console)
+    print_facts("recommended", _described(get_recommended_config()), console)
     console.print(f"train with it:  {advice.training_command()}", highlight=False, soft_wrap=True)
 
 
-def _recommended(predict: "Predictor") -> dict[str, Any]:
-    from granite_scu.hardware.advice import get_recommended_config
-    from granite_scu.model.compilation import can_keep_products
+def get_recommended_config() -> dict[str, Any]:
+    """Settings for the device of this process: those of a run of the default model with the preset that fits it.
 
-    return get_recommended_config(predict, can_keep_products())
+    Returns:
+        ``preset``, ``batch_size`` (blocks on each device), ``block_size`` (tokens), ``gradient_accumulation_steps``,
+        ``num_workers``, ``gradient_checkpointing``, ``quantize_4bit``, ``compile``, ``compile_mode``, ``precision`` (as
+        the Trainer takes it), ``mixed_precision`` and ``memory_gib_estimate``, what is predicted to be taken so. Where
+        the preset's batch is predicted to take more than there is, the largest that fits is recommended.
+    """
+    from granite_scu.cli.config_layers import Layers  # late, as the next ones: torch and transformers take seconds
+    from granite_scu.hardware import GIB, detect, presets
+    from granite_scu.hardware.machine import launched_processes, resolve_request
+    from granite_scu.training import memory_budget
+
+    preset = presets.choose(detect())
+    request = Layers([], [], preset).request()
+    if launched_processes():  # in the script of a cluster's job, which starts several for the training alone
+        request = request.with_values({"run.multi_gpu": True})
+    machine = resolve_request(request)
+    request = memory_budget.with_checkpointing_settled(request, machine)
+    largest = memory_budget.largest_that_fits(request, machine, request.data.batch_size)
+    request = largest or memory_budget.with_batch(request, 1)
+    return {
+        "preset": preset,
+        "batch_size": request.data.batch_size,
+        "block_size": request.data.block_size,
+        "gradient_accumulation_steps": request.trainer.accumulate_grad_batches,
+        "num_workers": request.data.num_workers,
+        "gradient_checkpointing": request.base.gradient_checkpointing,
+        "quantize_4bit": request.base.quantize_4bit,
+        "compile": machine.compiled,
+        "compile_mode": request.base.compile_mode,
+        "precision": machine.precision,
+        "mixed_precision": machine.precision != "32-true",
+        "memory_gib_estimate": round(memory_budget.predict(request, machine).total / GIB, 1),
+    }
 
 
 def _described(advice: dict[str, Any]) -> dict[str, str]:

@@ -112,24 +112,6 @@ def _footprint(found: Any) -> Footprint:
     return footprint
 
 
-def of_default_model(
-    base: BaseConfig, lora: LoraConfig, batch_size: int, block_size: int, precision: str, kind: str
-) -> int:
-    """Bytes that training the default model takes, which is known without a download.
-
-    Args:
-        base: how the model is held.
-        lora: the adapters.
-        batch_size: blocks in a micro-batch.
-        block_size: tokens in a block.
-        precision: Lightning's; one it has no name for is taken for bf16.
-        kind: ``cpu`` or ``cuda``.
-    """
-    dtype = loading.WEIGHT_DTYPES.get(precision, torch.bfloat16)
-    setting = Setting(base, lora, dtype, batch_size, block_size, kind)
-    return predict(loading.default_config(), setting).total
-
-
 def _extrapolated(config: PretrainedConfig, setting: Setting, batch_size: int) -> Footprint:
     """Extrapolated from half of ``batch_size`` blocks and from all of them, as each block adds as much to a step."""
     half = batch_size // 2

@@ -12,10 +12,13 @@ import pytest
 import yaml
 
 from granite_scu.cli import main
-from granite_scu.cli.hardware import print_hardware_info
+from granite_scu.cli.hardware import get_recommended_config, print_hardware_info
 from granite_scu.config.errors import UserError
+from granite_scu.hardware import machine as machines
 from granite_scu.hardware import presets
-from granite_scu.hardware.advice import detect_gpu_info, get_recommended_config
+from granite_scu.hardware.advice import detect_gpu_info
+from granite_scu.model.memory import Footprint
+from granite_scu.training import memory_budget
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,7 +143,22 @@ def test_every_value_of_a_preset_says_where_it_is_from(name):
 
 # Advice.
 
+TAKES = {False: 5, "selective": 3, True: 2.5}
+"""GiB of a block, by what is recomputed."""
 
+
+@pytest.fixture
+def predicted(monkeypatch):
+    """A machine that can compile, and a model whose step takes ``TAKES``."""
+
+    def predict(request, machine):
+        return Footprint(0, 0, round(TAKES[request.base.gradient_checkpointing] * request.data.batch_size * 2**30))
+
+    monkeypatch.setattr(memory_budget, "predict", predict)
+    monkeypatch.setattr(machines, "_lacking_for_triton", lambda capability: "")
+
+
+@pytest.mark.usefixtures("predicted")
 def test_the_dictionaries_have_the_keys_of_the_guide(machine):
     machine(devices.RTX_4090)
     info = detect_gpu_info()
@@ -148,18 +166,22 @@ def test_the_dictionaries_have_the_keys_of_the_guide(machine):
     assert f"{info['gpu_memory_gb']:.2f}" == "23.50"
     assert info["supports_bfloat16"] is info["supports_tf32"] is info["supports_flash_attention"] is True
     assert (info["compute_capability"], info["preset"]) == ("8.9", "gpu_4090")
-    config = get_recommended_config(lambda *of: 0)
+    config = get_recommended_config()
     assert (config["batch_size"], config["num_workers"], config["gradient_checkpointing"]) == (4, 8, False)
     assert (config["compile"], config["precision"], config["mixed_precision"]) == (True, "bf16-mixed", True)
 
 
-def test_a_machine_without_a_gpu_is_described_too(machine):
+@pytest.mark.usefixtures("predicted")
+def test_a_machine_without_a_gpu_is_described_too(machine, monkeypatch):
     machine(devices.CPU, driver=None, build=None)
     info = detect_gpu_info()
     assert (info["gpu_name"], info["gpu_memory_gb"], info["gpu_count"]) == (None, 0.0, 0)
     assert info["problem"] == "no NVIDIA driver" and info["preset"] == "cpu"
-    config = get_recommended_config(lambda *of: 0)
+    config = get_recommended_config()
     assert (config["preset"], config["precision"], config["mixed_precision"]) == ("cpu", "32-true", False)
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert get_recommended_config() == config  # in a job's script, before it starts the four
 
 
 @pytest.mark.parametrize(
@@ -188,28 +210,29 @@ def test_memory_alone_chooses_a_preset(memory, name):
         (devices.CPU, ["none: no NVIDIA driver", "Plain CPU", "--hardware cpu --data-dir"]),
     ],
 )
+@pytest.mark.usefixtures("predicted")
 def test_the_machine_is_printed_with_a_command_to_run(machine, capsys, device, words):
     machine(device, driver=13 if device.kind == "cuda" else None)
-    print_hardware_info(lambda *of: 0)
+    print_hardware_info()
     printed = capsys.readouterr().out
     assert all(word in printed for word in words)
 
 
-def test_what_is_recommended_is_predicted_to_fit(machine):
+@pytest.mark.usefixtures("predicted")
+def test_what_is_recommended_is_predicted_to_fit(machine, monkeypatch):
     """A 3090's batch on cards with less memory than its preset was made for: recomputed, then smaller."""
-    takes = {False: 5, "selective": 3, True: 2.5, None: 5}
-    predict = lambda base, lora, batch_size, *other: takes[base.gradient_checkpointing] * batch_size * 2**30  # noqa: E731
     machine(devices.RTX_3090)
-    whole = get_recommended_config(predict)
+    whole = get_recommended_config()
     assert 0 < whole["memory_gib_estimate"] < 0.9 * 23.6 and whole["gradient_checkpointing"] is False
     machine(devices.gpu("NVIDIA GeForce RTX 3090", 16.0, (8, 6)))
-    assert get_recommended_config(predict)["gradient_checkpointing"] == "selective"
-    assert get_recommended_config(predict, keeps_products=False)["gradient_checkpointing"] is True
+    assert get_recommended_config()["gradient_checkpointing"] == "selective"
     machine(devices.gpu("NVIDIA GeForce RTX 3090", 8.0, (8, 6)))
-    half = get_recommended_config(predict)
+    half = get_recommended_config()
     assert half["preset"] == whole["preset"] and half["batch_size"] < whole["batch_size"]
     blocks = [config["batch_size"] * config["gradient_accumulation_steps"] for config in (whole, half)]
     assert blocks[0] == blocks[1] and half["memory_gib_estimate"] < 0.9 * 8
+    machine(devices.gpu("NVIDIA GeForce RTX 3090", 1.0, (8, 6)))
+    assert get_recommended_config()["batch_size"] == 1
 
 
 @pytest.mark.slow
