@@ -47,25 +47,21 @@ class JsonText:
     def __init__(self, path: Path, encoding: str) -> None:
         self.path = path
         self.line = 1
-        self._at = 0
+        self._column = 0  # characters of the line that were passed over
         self._pieces = files.decoded(path, encoding)
-        self._text = ""
-        self._passed = 0  # characters of the line that the text begins in, before it
+        self._text, self._at = "", 0
 
     def sign(self) -> str:
         """The next character that is no white space; an empty text at the end of the file."""
         while True:
-            end = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
-            self._pass_to(end)
-            if end < len(self._text):
-                return self._text[end]
-            if not self._read():
-                return ""
+            self._pass_to(_SPACE.match(self._text, self._at).end())  # type: ignore[union-attr]
+            if self._at < len(self._text) or not self._read():
+                return self._text[self._at : self._at + 1]
 
     def take(self, sign: str) -> bool:
         """Pass over a sign, where that is the next one; whether it was."""
         found = self.sign() == sign
-        self._at += found
+        self._pass_to(self._at + found)
         return found
 
     def value(self) -> Any:
@@ -73,16 +69,28 @@ class JsonText:
         while True:
             try:
                 found, end = _DECODER.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                # It may be JSON when more is read: a text has no end, or the error is at the very end.
+                is_cut = error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - _LONGEST_WORD
+                if not (is_cut and self._read()):
+                    self._pass_to(error.pos)
+                    raise self.refusal(f"{error.msg}, column {self._column + 1}") from error
             except (ValueError, RecursionError) as error:
-                if self._may_be_cut(error) and self._read():
-                    continue
-                raise self._refusal(error) from error
-            self._pass_to(end)
-            return found
+                raise self.refusal(str(error)) from error
+            else:
+                self._pass_to(end)
+                return found
+
+    def refusal(self, reason: str) -> UserError:
+        """What a file gets that is not JSON here."""
+        return UserError(
+            f"--data-dir {self.path}:{self.line}: not valid JSON ({reason}); correct the file, or write it again"
+        )
 
     def _pass_to(self, end: int) -> None:
-        self.line += self._text.count("\n", self._at, end)
-        self._at = end
+        lines = self._text.count("\n", self._at, end)
+        begin = self._text.rindex("\n", self._at, end) + 1 if lines else self._at - self._column
+        self.line, self._column, self._at = self.line + lines, end - begin, end
 
     def _read(self) -> bool:
         """Read on, as much again as is held, so that a long value is tried a few times only; False at the end."""
@@ -98,31 +106,8 @@ class JsonText:
             length += len(piece)
         if length == len(held):
             return False
-        self._passed = self._column(self._at)
         self._text, self._at = "".join(parts), 0
         return True
-
-    def _may_be_cut(self, error: Exception) -> bool:
-        """Whether it may be JSON when more is read: a text that has no end, or an error at the very end."""
-        if not isinstance(error, json.JSONDecodeError):
-            return False
-        return error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - _LONGEST_WORD
-
-    def _refusal(self, error: Exception) -> UserError:
-        if not isinstance(error, json.JSONDecodeError):
-            return not_json(f"{self.path}:{self.line}", str(error))
-        line = self.line + self._text.count("\n", self._at, error.pos)
-        return not_json(f"{self.path}:{line}", f"{error.msg}, column {self._column(error.pos) + 1}")
-
-    def _column(self, at: int) -> int:
-        """Characters of the line before a place of the text."""
-        line_end = self._text.rfind("\n", 0, at)
-        return at - line_end - 1 if line_end >= 0 else at + self._passed
-
-
-def not_json(place: str, reason: str) -> UserError:
-    """What a file gets that is not JSON."""
-    return UserError(f"--data-dir {place}: not valid JSON ({reason}); correct the file, or write it again")
 
 
 Record: TypeAlias = dict[str, Any]
@@ -189,14 +174,14 @@ def read_json(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[t
     is_first = True
     while (sign := text.sign()) and not (in_list and sign == "]"):
         if in_list and not is_first and not text.take(","):
-            raise not_json(f"{path}:{text.line}", f"{sign!r} where a comma or the end of the list must be")
+            raise text.refusal(f"{sign!r} where a comma or the end of the list must be")
         text.sign()  # the record's line is that of its first character
         is_first, place = False, f"{path}:{text.line}"
         yield place, _record(text.value(), place)
     if in_list and not text.take("]"):
-        raise not_json(f"{path}:{text.line}", "the list does not end")
+        raise text.refusal("the list does not end")
     if text.sign():
-        raise not_json(f"{path}:{text.line}", "something follows the list")
+        raise text.refusal("something follows the list")
 
 
 def read_csv(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Record]]:
