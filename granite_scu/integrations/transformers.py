@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
@@ -18,16 +18,14 @@ from transformers.trainer_callback import ExportableState
 
 from granite_scu.config.errors import Diverged, UserError
 from granite_scu.config.flags import in_python
-from granite_scu.config.request import check_budget
+from granite_scu.config.request import Request
 from granite_scu.config.settings import (
     DEFAULT_EVERY,
     ControlConfig,
     DriftConfig,
     OptimizerConfig,
     PriorConfig,
-    RunConfig,
     check_drift,
-    holding_drift,
 )
 from granite_scu.control.laws.base import Output, as_stored, restored
 from granite_scu.control.loop import ControlLoop
@@ -87,8 +85,8 @@ class ShannonCallback(TrainerCallback, ExportableState):
         **settings: other fields of ``ControlConfig``, such as kp, lambda_init, measure or actuator.
 
     Raises:
-        ValueError: a setting is out of range, or the law is not to be had here. Before training begins: the model,
-            the arguments or the checkpoint do not suit it.
+        ValueError: there is no such setting, or it cannot have that value, or the law is not to be had here. Before
+            training begins: the model, the arguments or the checkpoint do not suit it.
     """
 
     def __init__(
@@ -117,15 +115,21 @@ class ShannonCallback(TrainerCallback, ExportableState):
             "general_tokens": general_tokens,
             **settings,
         }
-        _check_kinds(self._arguments)
+        own = {
+            "control.target_s": target_s,
+            "control.controller": controller,
+            "control.every": DEFAULT_EVERY if control_every is None else control_every,
+            "prior.sigma": prior_sigma,
+            "prior.n_tokens": n_tokens,
+            "optimizer.gradient_clip": gradient_clip,
+            "drift.max_drift": max_drift,
+            "drift.general_data": general_data,
+            "drift.general_tokens": general_tokens,
+        }
         with _of_arguments():
-            self._config = ControlConfig(controller=controller, target_s=target_s, every=control_every, **settings)
-            self._drift = DriftConfig(max_drift, general_data, general_tokens)
-            check_budget(self._drift, self._config, RunConfig())
-            if isinstance(self._drift.max_drift, float):
-                self._config = holding_drift(self._config, self._drift.max_drift, settings)
-            self._prior = PriorConfig(prior_sigma, n_tokens)
-            self._gradient_clip = OptimizerConfig(gradient_clip=gradient_clip).gradient_clip
+            request = Request.from_dotted(dict(**own, **{f"control.{name}": value for name, value in settings.items()}))
+            self._config, self._drift, self._prior = request.control_held, request.drift, request.prior
+            self._gradient_clip = request.optimizer.gradient_clip
             self._law = self._config.law()
         if hasattr(self._law, "sensor"):
             raise ValueError(f"controller {controller}: measures what a callback of a Trainer cannot")
@@ -409,40 +413,6 @@ def _check_arguments(args: TrainingArguments) -> None:
     ):  # fmt: skip
         if wrong:
             raise ValueError(f"ShannonCallback: {remedy}")
-
-
-def _check_kinds(given: dict[str, Any]) -> None:
-    """Refuse settings that there are not, and values of the wrong kind, of which the dataclasses check the size alone.
-
-    Raises:
-        TypeError: names the setting, and what it may be.
-    """
-    hints = {**get_type_hints(PriorConfig), **get_type_hints(OptimizerConfig), **get_type_hints(ControlConfig)}
-    hints |= get_type_hints(DriftConfig)
-    hints |= {"control_every": int, "prior_sigma": float}
-    for name, value in given.items():
-        if name not in hints or name == "every":
-            raise TypeError(
-                f"ShannonCallback: no setting is called {name}; there are its own and the fields of "
-                "granite_scu.config.settings.ControlConfig"
-            )
-        if not _fits(value, hints[name]):
-            hint = hints[name]
-            kinds = " or ".join(map(repr, get_args(hint))) if get_origin(hint) is Literal else hint
-            raise TypeError(f"ShannonCallback: {name} is {value!r} and must be {getattr(kinds, '__name__', kinds)}")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    kinds = get_args(hint)
-    if get_origin(hint) is Literal:
-        return value in kinds
-    if get_origin(hint) is list:
-        return isinstance(value, list) and all(_fits(each, kinds[0]) for each in value)
-    if kinds:
-        return any(_fits(value, kind) for kind in kinds)
-    if isinstance(value, bool):
-        return hint is bool
-    return isinstance(value, int | float if hint is float else hint)
 
 
 def _check_loss(model: nn.Module) -> None:

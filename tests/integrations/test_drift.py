@@ -117,18 +117,18 @@ def test_a_resumed_run_holds_on_to_the_same_lambda(held, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "kind", "words"),
+    ("settings", "words"),
     [
-        ({"max_drift": 0.02, "target_s": 0.1}, ValueError, "max_drift 2%: .* target_s 0.1"),
-        ({"max_drift": 2}, ValueError, "max_drift .* 2%"),
-        ({"max_drift": [0.02]}, TypeError, "max_drift is"),
-        ({"max_drift": 0.02, "general_data": [3]}, TypeError, "general_data is"),
-        ({"max_drift": 0.02, "general_tokens": 3}, ValueError, "general_tokens"),
-        ({"general_data": ["chats.jsonl"]}, ValueError, "general_data chats.jsonl: .*max_drift"),
+        ({"max_drift": 0.02, "target_s": 0.1}, "max_drift 2%: .* target_s 0.1"),
+        ({"max_drift": 2}, "max_drift .* 2%"),
+        ({"max_drift": [0.02]}, "max_drift .*: must be a number"),
+        ({"max_drift": 0.02, "general_data": [3]}, "general_data .*: must be"),
+        ({"max_drift": 0.02, "general_tokens": 3}, "general_tokens"),
+        ({"general_data": ["chats.jsonl"]}, "general_data chats.jsonl: .*max_drift"),
     ],
 )
-def test_a_budget_that_cannot_be_held_is_refused(settings, kind, words):
-    with pytest.raises(kind, match=words):
+def test_a_budget_that_cannot_be_held_is_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
         ShannonCallback(**settings)
 
 

@@ -249,7 +249,7 @@ def test_a_request_that_cannot_be_met_is_refused(settings, arguments, reason, ad
         ({}, "give target_s, a share such as 0.1; pi has none"),
         ({"target_s": 2}, r"^target_s 2\.0: must lie between 0 and 1"),
         ({"target_s": 0.1, "control_every": 0}, "^control_every 0: must be at least 1"),
-        ({"target_s": 0.1, "prior_sigma": -1}, "^prior_sigma -1: must be positive"),
+        ({"target_s": 0.1, "prior_sigma": -1}, "^prior_sigma -1.0: must be positive"),
         ({"target_s": 0.1, "gradient_clip": -1}, "^gradient_clip -1"),
         ({"controller": "research.laws.cascade:Cascade"}, "Cascade: measures what a callback"),
         ({"controller": "pid", "target_s": 0.1}, "did you mean pi"),
@@ -283,16 +283,20 @@ def test_a_stream_wants_n(adapted, trainer):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"actuator": "x"}, "actuator is 'x' and must be 'loss' or 'decoupled'"),
-        ({"measure": "x", "kp": 1.0, "ki": 0.1}, "measure is 'x' and must be 'delta' or 'factors'"),
-        ({"kp": "a"}, r"kp is 'a' and must be float \| None"),
-        ({"control_every": 1.5}, "control_every is 1.5 and must be int"),
-        ({"every": 1}, "no setting is called every"),
+        ({"actuator": "x"}, "actuator x: must be loss or decoupled"),
+        ({"kp": "a"}, "kp a: must be a number"),
+        ({"control_every": 1.5}, "control.every 1.5: must be a whole number"),
+        ({"wrong": 1}, "control.wrong: there is no such setting"),
     ],
 )
 def test_a_setting_of_the_wrong_kind_is_named(settings, words):
-    with pytest.raises(TypeError, match=words):
+    with pytest.raises(ValueError, match=words):
         ShannonCallback(**({"target_s": 0.1} | settings))
+
+
+def test_the_interval_is_called_as_the_flag_is():
+    with pytest.raises(TypeError, match=r"control\.every"):
+        ShannonCallback(0.1, every=1)
 
 
 def test_a_model_that_names_no_loss_has_transformers_default():
