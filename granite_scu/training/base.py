@@ -58,10 +58,8 @@ class Base(NamedTuple):
         """
         if request.control.measure != "delta":
             return None
-        prior = (request.prior.sigma, n_tokens)
-        if self.start:
-            return ceiling.growth_from(self.start.matrices, *prior)
-        return ceiling.growth([(out, rank) for out, _, rank in self.size.adapted], request.lora.scale, *prior)
+        new = (ceiling.Matrix.new(*shape, request.lora.scale) for shape in self.size.adapted)
+        return ceiling.growth(self.start.matrices if self.start else new, request.prior.sigma, n_tokens)
 
 
 def open_base(

@@ -13,7 +13,7 @@ from test_module import Endless, trained_factors
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import LoraConfig
-from granite_scu.control.diagnostics.ceiling import growth, growth_from
+from granite_scu.control.diagnostics.ceiling import Matrix, growth
 from granite_scu.model import adapters, saved_adapter
 from granite_scu.storage.checkpoint import save_adapter
 
@@ -151,9 +151,9 @@ def test_on_a_base_in_4_bits_it_is_the_same_adapter(from_adapter, adapter, fit, 
 
 def test_the_ceiling_on_what_it_takes_lies_above_it_and_not_out_of_sight(from_adapter, fit, make_batches):
     module = from_adapter(optimizer={"learning_rate": 1e-3})
-    most = growth_from(module.start.matrices, module.prior_sigma, module.n_tokens)
-    new = growth([(m.out, m.rank) for m in module.start.matrices], 7 / 3, module.prior_sigma, module.n_tokens)
-    assert most > new  # both factors move at once
+    prior, matrices = (module.prior_sigma, module.n_tokens), module.start.matrices
+    most = growth(matrices, *prior)
+    assert most > growth([Matrix.new(m.out, m.inner, m.rank, 7 / 3) for m in matrices], *prior)  # both factors move
     fit(module, make_batches(8))
     taken = sum(module.layer_bpt())
     assert 0.05 * most * 0.008**2 < taken < most * 0.008**2

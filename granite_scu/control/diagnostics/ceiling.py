@@ -27,21 +27,6 @@ ASSUMED_DATA_BPT = 1.0
 """DataBPT where it is not known yet, in bits per token: low, so that the ceiling on S is rather too high."""
 
 
-def growth(shapes: Iterable[tuple[int, int]], scale: float, sigma: float, n_tokens: int) -> float:
-    """G: bits per token that the adapter takes at most, per squared sum of learning rates.
-
-    >>> round(growth([(100, 16)], scale=2.0, sigma=0.02, n_tokens=10_000), 1)
-    384.7
-
-    Args:
-        shapes: (out, rank) of every adapted matrix.
-        scale: alpha / rank.
-        sigma: standard deviation of the prior.
-        n_tokens: N.
-    """
-    return scale**2 * sum(out * rank for out, rank in shapes) / (6 * sigma**2 * n_tokens * math.log(2))
-
-
 @dataclass(frozen=True)
 class Matrix:
     """An adapted matrix as training finds it.
@@ -62,13 +47,22 @@ class Matrix:
     b_norm: float
     scale: float
 
+    @classmethod
+    def new(cls, out: int, inner: int, rank: int, scale: float) -> "Matrix":
+        """One of an adapter that PEFT has just made."""
+        return cls(out, inner, rank, math.sqrt(rank / 3), 0.0, scale)
 
-def growth_from(matrices: Iterable[Matrix], sigma: float, n_tokens: int) -> float:
-    """G of a run that starts from an adapter; arguments and unit as of ``growth``.
 
-    >>> new = Matrix(out=100, inner=50, rank=16, a_norm=math.sqrt(16 / 3), b_norm=0.0, scale=2.0)
-    >>> round(growth_from([new], sigma=0.02, n_tokens=10_000), 1)
+def growth(matrices: Iterable[Matrix], sigma: float, n_tokens: int) -> float:
+    """G: bits per token that the adapter takes at most, per squared sum of learning rates.
+
+    >>> round(growth([Matrix.new(out=100, inner=50, rank=16, scale=2.0)], sigma=0.02, n_tokens=10_000), 1)
     384.7
+
+    Args:
+        matrices: all that are adapted.
+        sigma: standard deviation of the prior.
+        n_tokens: N.
     """
     moved = sum(m.scale**2 * (math.sqrt(m.out) * m.a_norm + math.sqrt(m.inner) * m.b_norm) ** 2 for m in matrices)
     return moved / (2 * sigma**2 * n_tokens * math.log(2))

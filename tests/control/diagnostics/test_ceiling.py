@@ -2,11 +2,10 @@
 
 import pytest
 
-from granite_scu.control.diagnostics.ceiling import ceiling, growth
+from granite_scu.control.diagnostics.ceiling import Matrix, ceiling, growth
 
 EMBEDDED = growth(
-    [(out, 16) for _ in range(6) for out in (768, 192)] + [(out, 16) for _ in range(4) for out in (908, 192)],
-    scale=2.0,
+    [Matrix.new(out, 192, 16, scale=2.0) for out in 6 * (768, 192) + 4 * (908, 192)],
     sigma=0.02,
     n_tokens=49_152,
 )
