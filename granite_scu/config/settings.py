@@ -538,13 +538,12 @@ class TrainerConfig(Group):
         log_every_n_steps: optimizer steps between log lines.
         logger: loggers of Lightning's beside ours, each by class_path and init_args.
         callbacks: callbacks of Lightning's beside ours, the same way.
-        plugins: plugins of Lightning's, the same way.
         profiler: Lightning's profiler: simple or advanced.
         detect_anomaly: have PyTorch look for the operation that made a gradient not finite; slow.
     """
 
     NO_INFLUENCE = (
-        *("accelerator", "precision", "max_steps", "benchmark", "log_every_n_steps", "logger", "callbacks", "plugins"),
+        *("accelerator", "precision", "max_steps", "benchmark", "log_every_n_steps", "logger", "callbacks"),
         *("profiler", "detect_anomaly"),
     )
 
@@ -559,7 +558,6 @@ class TrainerConfig(Group):
     log_every_n_steps: int = setting(10, "--logging-steps", _at_least(1))
     logger: list[dict[str, Any]] | dict[str, Any] | str | bool | None = setting(None, "--trainer.logger")
     callbacks: list[dict[str, Any]] | dict[str, Any] | None = setting(None, "--trainer.callbacks")
-    plugins: list[dict[str, Any]] | dict[str, Any] | str | None = setting(None, "--trainer.plugins")
     profiler: Literal["simple", "advanced"] | None = setting(None, "--trainer.profiler")
     detect_anomaly: bool = setting(False, "--trainer.detect_anomaly")
 

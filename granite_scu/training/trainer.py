@@ -1,6 +1,5 @@
 """Lightning's Trainer as a run wants it: what the user may set, and what follows from other settings."""
 
-import re
 import subprocess
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +11,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
@@ -29,38 +29,28 @@ LOST_AFTER = timedelta(minutes=10)
 """What a process waits for the others before it takes them for lost. None does anything alone for that long."""
 
 
+GIVEN = {"logger": Logger, "callbacks": L.Callback}
+"""What the user may give the Trainer beside ours, and of which kind each of them is."""
+
+
 def given_objects(settings: TrainerConfig) -> dict[str, list]:
-    """The loggers, callbacks and plugins that the user gives, made where they are described by ``class_path``.
+    """The loggers and callbacks that the user gives, made where they are described by ``class_path``.
 
     Raises:
-        UserError: a description that Lightning's Trainer does not take.
+        UserError: a description that is none of such a thing.
     """
-    names = ("logger", "callbacks", "plugins")
-    given = {name: getattr(settings, name) for name in names}
-    return {name: _as_list(_made(name, value) if value else None) for name, value in given.items()}
+    return {name: [_made(name, each) for each in _as_list(getattr(settings, name))] for name in GIVEN}
 
 
 def _made(name: str, described: Any) -> Any:
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(L.Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)
+    parser.add_argument(f"--{name}", type=GIVEN[name])
     try:
-        parsed = parser.parse_object({"trainer": {name: described}})
-        return parser.instantiate_classes(parsed)["trainer"][name]
+        return parser.instantiate_classes(parser.parse_object({name: described}))[name]
     # The last two are of the class that is made, with arguments of the right kinds.
     except (jsonargparse.ArgumentError, TypeError, ValueError, MisconfigurationException) as error:
-        raise UserError(f"--trainer.{name}: {_cause(str(error))}") from error
-
-
-_NO_CAUSE = (
-    r"Parser key \"trainer\.|Does not validate|Subtypes:|Errors:|Expected a <class '[\w.]+'>$|Not a valid subclass|"
-    r"Subclass types|a class path \(str\)|a dict with|Given value|$"
-)
-"""Lines that jsonargparse has for each kind of value that it might have been."""
-
-
-def _cause(message: str) -> str:
-    lines = (line.strip(" -") for line in message.splitlines())
-    return " ".join(dict.fromkeys(line for line in lines if not re.match(_NO_CAUSE, line)))[:400]
+        cause = " ".join(str(error).split()).removeprefix(f'Parser key "{name}": ')[:400]
+        raise UserError(f"--trainer.{name}: {cause}") from error
 
 
 class TimeLimit(Timer):
@@ -154,7 +144,7 @@ def build_trainer(
         "gradient_clip_val": None,  # the module clips, after the penalty
         "callbacks": [*callbacks, *given["callbacks"]],
         "logger": [*loggers, *given["logger"]],
-        "plugins": [plugin, *given["plugins"]],
+        "plugins": [plugin],
     }
     if eval_steps is None:
         settings["limit_val_batches"] = 0

@@ -53,6 +53,7 @@ def test_segments_of_a_gpus_memory_grow_unless_the_user_says_otherwise(of_the_us
         ({"class_path": "EarlyStopping"}, "the following arguments are required: monitor"),
         # The class itself refuses it, when it is made.
         ({"class_path": "EarlyStopping", "init_args": {"monitor": "val_bpt", "mode": "x"}}, "min, max, got x"),
+        (3, "Not a valid subclass of Callback. Got value: 3 .*"),
     ],
 )
 def test_a_callback_that_cannot_be_made_is_the_users_and_the_cause_alone_is_said(described, words):
