@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--text-column", default="text", help="field of a record that holds the text (default: text)")
     what.add_argument("--record-format", choices=FLAGS["--record-format"].choices, default="auto",
                       help="fields that records are read by (default: auto, recognised)")  # fmt: skip
+    what.add_argument("--encoding", default=DataConfig.encoding, help="of text files (default: %(default)s)")
     script_flags.add_template(what)
     what.add_argument("--samples", type=int, default=RunConfig.samples, metavar="N", help="questions of the text's "
                       "chats that the models answer, and as many general ones; 0 asks none (default: "
@@ -81,7 +82,14 @@ def run(options: argparse.Namespace) -> int:
     for flag, text in (("--data-dir", options.data_dir), ("--forgetting", options.forgetting)):
         if text is not None:
             with named_by(flag):
-                validate.check_data(DataConfig(path=text))
+                validate.check_data(
+                    DataConfig(
+                        path=text,
+                        text_column=options.text_column,
+                        encoding=options.encoding,
+                        record_format=options.record_format,
+                    )
+                )
     from granite_scu.evaluation.bpt import report, results
     from granite_scu.evaluation.bpt.evaluate import evaluate
 

@@ -138,6 +138,8 @@ def _score(request: Request, split: str) -> dict:
     machine = resolve_request(request)
     kernels.check(machine.kernels, machine.accelerator)
     data = recipe.build_data(request)
+    if not data.holds_out(split):
+        raise UserError(f"--held-out-share 0: nothing is held out for {split}; name a file by --{split}-data")
     data.prepare(templates.of_data(load_tokenizer(request.base.name), request.data))
     machine.claim(request.run.memory_fraction)
     batches = data.val_dataloader() if split == "validation" else data.test_dataloader()

@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
+from granite_scu.control.units import counted
 from granite_scu.data.blocks.filtering import blocks_of, left_out
 from granite_scu.data.blocks.packing import Block, Blocks, Layout, padding_of
 from granite_scu.data.blocks.splitting import MIN_DOCUMENTS, Division
@@ -236,20 +237,25 @@ class StreamedDataModule(TextDataModule):
         """
         config = self.config
         renderer = Renderer(tokenizer, config.loss_on, config.control_tokens)
-        corpus = joined(list(encoded(beginning(config), renderer, config.split_seed)))
+        if not (parts := list(encoded(beginning(config), renderer, config.split_seed))):
+            raise self._too_few(0)
+        corpus = joined(parts)
         check_documents(config, corpus)
         say_formats(corpus, tokenizer)
         splits = list(dict.fromkeys(source.split for source in sources_of(config) if not source.split))
         splits += [source.split for source in sources_of(config) if source.split]
         division = self._divided(corpus, splits, streamed=True)
         if division.parts is None:
-            found = f"{corpus.n_documents} whole document{'s' * (corpus.n_documents != 1)}"
-            raise UserError(
-                f"--stream: the beginning of --data-dir {config.named} has {found} of up to "
-                f"{BEGINNING // 1_000_000} million characters, of which none can be held out for validation; give "
-                f"{MIN_DOCUMENTS} or more of even length, for example as lines of a jsonl file, or leave --stream out"
-            )
+            raise self._too_few(corpus.n_documents)
         return division
+
+    def _too_few(self, n_documents: int) -> UserError:
+        found = counted(n_documents, "whole document")
+        return UserError(
+            f"--stream: the beginning of --data-dir {self.config.named} has {found} of up to "
+            f"{BEGINNING // 1_000_000} million characters, of which none can be held out for validation; give "
+            f"{MIN_DOCUMENTS} or more of even length, for example as lines of a jsonl file, or leave --stream out"
+        )
 
     def _blocks_of(
         self, corpus: Corpus, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]

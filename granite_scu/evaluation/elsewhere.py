@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -207,12 +208,16 @@ def as_asked(
     general: Sequence[General], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[General], list[Question], list[str]]:
     """The questions in the model's chat template: those that it takes, as it has them, and its refusals of others."""
+    chats = [_as_chat(each) for each in general]
+    with suppress(UserError):  # all at once, as each time the tokenizer's tables are built
+        if general:
+            return [*general], questions_of(encode(chats, tokenizer, show_progress=False), tokenizer), []
     taken: list[General] = []
     questions: list[Question] = []
     refusals: list[str] = []
-    for each in general:
+    for each, chat in zip(general, chats, strict=True):
         try:
-            questions += questions_of(encode([_as_chat(each)], tokenizer, show_progress=False), tokenizer)
+            questions += questions_of(encode([chat], tokenizer, show_progress=False), tokenizer)
             taken.append(each)
         except UserError as error:
             refusals.append(str(error).removeprefix("--data-dir "))

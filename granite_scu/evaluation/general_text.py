@@ -156,7 +156,7 @@ def read(path: Path, tokenizer: PreTrainedTokenizerBase, rows: int | None = None
     Raises:
         UserError: it is not there, damaged, or of another tokenizer or chat template.
     """
-    lines = read_file(path).decode(errors="replace").splitlines()
+    lines = read_file(path).decode(errors="replace").removesuffix("\n").split("\n")  # a text may have U+2028
     try:
         header, *records = map(parse_json, lines)
         source, ours = str(header["source"]), _header(tokenizer)

@@ -236,7 +236,7 @@ def _held_out(adapter: SavedAdapter, tokenizer: PreTrainedTokenizerBase) -> tupl
         except UserError as error:
             _log.warning("the merged model is compared on other text, for the run's is not to be had: %s", error)
             words += ", for the run's text is not to be had"
-    return _beginning(texts.named("stdlib-docs", "text", "auto", []), tokenizer, LENGTH), words
+    return _beginning(texts.named("stdlib-docs", "text", "utf-8", "auto", []), tokenizer, LENGTH), words
 
 
 def _beginning(found: texts.Texts, tokenizer: PreTrainedTokenizerBase, length: int) -> ScoringCorpus:

@@ -101,7 +101,7 @@ def _as_before(
 
 def _questions(run: PreparedRun) -> list[str]:
     """A sample of those that are trained on; of a stream, and of texts, none."""
-    if not (blocks := getattr(run.data, "train", None)) or run.request.data.stream:
+    if not run.data.chats or not (blocks := getattr(run.data, "train", None)) or run.request.data.stream:
         return []
     found = answers.questions_of(
         blocks.stream, run.tokenizer, answers.beginning_in(blocks), general_writing.BATCH, run.request.seed

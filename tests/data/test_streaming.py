@@ -187,9 +187,11 @@ def test_ranks_differ_and_seeds_order(tokenizer, source):
     assert not all(torch.equal(one, two) for (one, _), (two, _) in zip(again, other, strict=True))
 
 
-def test_too_few_documents_to_hold_some_out(tokenizer, tmp_path):
+@pytest.mark.parametrize(("most", "found"), [(streaming.BEGINNING, "1 whole document"), (1000, "0 whole documents")])
+def test_too_few_documents_to_hold_some_out(tokenizer, tmp_path, monkeypatch, most, found):
+    monkeypatch.setattr(streaming, "BEGINNING", most)
     (tmp_path / "book.txt").write_text("a book\n" * 500)
-    with pytest.raises(UserError, match=r"--stream: the beginning of .* has 1 whole document of up to 4 million"):
+    with pytest.raises(UserError, match=rf"--stream: the beginning of .* has {found} of up to"):
         streamed(tokenizer, tmp_path / "book.txt")
 
 

@@ -50,7 +50,8 @@ def test_an_anchors_batch_has_not_many_more_positions_than_it_is_to_have():
 
 
 CHATS = [
-    {"prompt": f"What is {number}?", "completion": f"It is the number {number}, and no other."} for number in range(60)
+    {"prompt": f"What is {number}?", "completion": f"It is the number {number},\u2028and no other."}
+    for number in range(60)
 ]
 TEXTS = [f"Of the number {number} nothing is known but that it is {number}, as ever." for number in range(60)]
 """Documents of some fifteen tokens each that are counted."""
@@ -120,7 +121,7 @@ def test_what_was_written_is_read_again(tmp_path, tokenizer):
     text.write(file, tokenizer)
     assert read(file, tokenizer).digest == text.digest
     assert read(file, tokenizer) == text == of_files([str(file)], DataConfig(), tokenizer, 1, 0)
-    assert json.loads(file.read_text().splitlines()[1])["text"].startswith("<|start_of_role|>user")
+    assert json.loads(file.read_text().split("\n")[1])["text"].startswith("<|start_of_role|>user")
     with pytest.raises(UserError, match="another chat template"):
         read(file, with_template(tokenizer, "{{ messages[0].content }}"))
     with pytest.raises(UserError, match="has a token of the number"):

@@ -13,6 +13,8 @@ import pytest
 from outcomes import done, refused_line
 from rounding import OF_EMBEDDED, rounding
 
+from granite_scu.data.sources.read import load
+
 EVAL = Path(__file__).parents[2] / "scripts" / "eval_bpt.py"
 
 
@@ -152,7 +154,10 @@ def test_documents_that_the_run_has_seen_are_left_out(run, scored, score, topics
     assert code == 0 and f"{seen} left out because a run was trained or validated on them" in out
     assert (run / "eval_bpt.json").read_text() == "what the card quotes"  # another text is not what the run held out
     (run / "eval_bpt.json").unlink()
-    plain = scored("--model", "tiny-granite-h", "--data-dir", topics)  # no run, nothing to leave out
+    other = tmp_path / "body.jsonl"
+    other.write_text("".join(json.dumps({"body": document.text}) + "\n" for document in load(str(topics), "text")))
+    of_body = ("--data-dir", other, "--text-column", "body")
+    plain = scored("--model", "tiny-granite-h", *of_body)  # no run, nothing to leave out
     assert (plain["documents"], plain["excluded_documents"], len(plain["models"])) == (30, 0, 1)
 
 
@@ -275,9 +280,10 @@ def test_text_with_nothing_to_score(score, run, topics, tmp_path):
     empty.write_text(" \n")
     assert "holds no text" in refused_line(score, run, "--data-dir", empty)
     assert f"--forgetting {empty}: holds no text" in refused_line(score, run, "--forgetting", empty)
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"messages": [{"role": "user", "content": "Who is there?"}]}\n')
+    assert "has nothing to score" in refused_line(score, run, "--data-dir", asked)
     wanted = set(records(run)["train"])
-    from granite_scu.data.sources.read import load
-
     seen = tmp_path / "seen.jsonl"
     lines = [json.dumps({"text": d.text}) for d in load(str(topics), "text") if d.digest in wanted]
     seen.write_text("\n".join(lines))

@@ -78,7 +78,7 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
         if _stamps(every) != before:  # what was read is then not what the tokens are kept under the name of
             raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
 
-    found = cache.prepared(folder, key, make, len(tokenizer))
+    found = cache.prepared(folder, key, make, 1 + max(tokenizer.get_vocab().values()))
     if _remembered(last) != contents:  # in a folder that others fill it is theirs to do
         with contextlib.suppress(OSError), replacing(last) as temporary:
             temporary.write_text(json.dumps(contents), encoding="utf-8")

@@ -40,7 +40,15 @@ class AnswerScoring:
         self.tokenizer, self.count = tokenizer, count
         self.answers: dict[str, list[str]] = {}
         self.tried: dict[str, elsewhere.GeneralAnswers] = {}
-        self.questions = answers.questions_in(text.documents, text.special_tokens, tokenizer, count)
+        self.questions: list[answers.Question] = []
+        try:
+            self.questions = answers.questions_in(text.documents, text.special_tokens, tokenizer, count)
+        except UserError as error:
+            if text.loss_on != "all":
+                raise
+            log.warning(
+                "no question of the text is asked: %s", error
+            )  # of a template that tells no answer from the rest
 
     def ask(
         self,

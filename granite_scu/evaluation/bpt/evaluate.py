@@ -53,7 +53,7 @@ def evaluate(
     """
     base = shared_base(subjects, options.model)
     runs = list(dict.fromkeys(subject.run for subject in subjects if subject.run))
-    how = options.text_column, options.record_format
+    how = options.text_column, options.encoding, options.record_format
     asked = _texts(options.data_dir, options.forgetting, how, runs)
     adapters, wholes = ([s for s in subjects if s.kind == kind] for kind in ("adapter", "model"))
     for adapter in adapters:  # before PEFT allocates what its configuration says, or changes the base
@@ -105,6 +105,9 @@ def _corpora(
     """The texts as tokens, in windows of ``length`` that begin each ``stride``."""
     rows = loading.embedding_rows(loading.load_model_config(model))
     tokens = [tokenised(text, tokenizer, rows, model) for text in asked]
+    for corpus in tokens:
+        if not corpus.n_tokens:
+            raise UserError(f"{corpus.name}: has nothing to score, for in none of its chats does the assistant answer")
     windows = [cut(corpus.lengths, length, stride) for corpus in tokens]
     each = zip(tokens, windows, asked, strict=True)
     return [replace(corpus, windows=of_it, excluded=text.excluded) for corpus, of_it, text in each]
@@ -137,9 +140,10 @@ def _told(phase: str, total: int, console: Console) -> Callable[[float], None]:
 
 
 def _texts(
-    data_dir: str | None, forgetting: str | None, how: tuple[str, str], runs: Sequence[Path]
+    data_dir: str | None, forgetting: str | None, how: tuple[str, str, str], runs: Sequence[Path]
 ) -> list[texts.Texts]:
-    """The text that is scored, and that on which forgetting is; read by a text column and a record format."""
+    """The text that is scored, and that on which forgetting is; read by a text column, an encoding and a record
+    format."""
     if data_dir is not None:
         asked = [texts.named(data_dir, *how, runs)]
     elif runs:
@@ -148,8 +152,8 @@ def _texts(
         raise UserError("--data-dir: name the text to score; only a run folder records what it held out")
     if forgetting is not None:
         asked.append(texts.named(forgetting, *how, runs, "--forgetting"))
-    read_as = texts.data_config(runs[0]).control_tokens if runs else DataConfig.control_tokens
-    return [replace(text, special_tokens=read_as) for text in asked]
+    of_run = texts.data_config(runs[0]) if runs else DataConfig()
+    return [replace(text, special_tokens=of_run.control_tokens, loss_on=of_run.loss_on) for text in asked]
 
 
 def _check_window(length: int, stride: int, models: Sequence[str]) -> None:

@@ -32,6 +32,7 @@ class Texts:
         excluded: how many were left out because a run had seen them.
         tail_of: the run's data settings, where only the blocks held out at the end of the documents are meant.
         special_tokens: what becomes of those that somebody wrote.
+        loss_on: what of a chat counts, as in ``DataConfig``.
     """
 
     name: str
@@ -39,19 +40,22 @@ class Texts:
     excluded: int = 0
     tail_of: DataConfig | None = None
     special_tokens: ReadAs = "text"
+    loss_on: str = DataConfig.loss_on
 
     @property
     def has_chats(self) -> bool:
         return any(isinstance(document, Conversation) for document in self.documents)
 
 
-def named(path: str, column: str, record_format: str, runs: Sequence[Path], flag: str = "--data-dir") -> Texts:
+def named(
+    path: str, column: str, encoding: str, record_format: str, runs: Sequence[Path], flag: str = "--data-dir"
+) -> Texts:
     """The documents of a file, folder or embedded corpus that no run has seen.
 
     Args:
         path: the corpus.
         column: field of a record that holds the text.
-        record_format: as in ``DataConfig``.
+        encoding, record_format: as in ``DataConfig``.
         runs: run folders.
         flag: that named the corpus, for messages.
 
@@ -59,7 +63,7 @@ def named(path: str, column: str, record_format: str, runs: Sequence[Path], flag
         UserError: nothing to read, or nothing that no run has seen.
     """
     with named_by(flag):
-        documents = load(path, column, record_format=record_format)
+        documents = load(path, column, encoding, record_format)
     return _unseen(path, documents, runs, flag)
 
 

@@ -140,12 +140,19 @@ def tokenised(
     text: Texts, tokenizer: PreTrainedTokenizerBase, rows: int | None = None, model: str = ""
 ) -> ScoringCorpus:
     """Texts as tokens, of which a model has ``rows``. Raises UserError for others, or none to end a text."""
-    stream = encode(text.documents, tokenizer, special_tokens=text.special_tokens)
+    stream = encode(text.documents, tokenizer, loss_on=text.loss_on, special_tokens=text.special_tokens)
     require_known(stream.tokens, tokenizer, rows, model)
     if text.tail_of is None:
         return as_corpus(text.name, text.documents, stream, tokenizer)
     if text.has_chats:
         raise UserError(f"{text.name}: there were too few conversations to hold some out; give --data-dir")
+    laid_out = text.tail_of.packing, text.tail_of.on_long
+    if laid_out[0] == "best-fit" or laid_out[1] in ("drop", "truncate"):  # the blocks were others than these
+        packing, on_long = laid_out
+        raise UserError(
+            f"{text.name}: it was divided by block under --packing {packing} --on-long {on_long}, so that its test "
+            "blocks are not known; give --data-dir"
+        )
     blocks = in_a_row(stream, stream.bounds, text.tail_of.block_size, padding_of(tokenizer))
     first = tail_held_out(blocks, text.tail_of)["test"].numbers.start * blocks.block_size
     return as_corpus(text.name, text.documents, stream, tokenizer, first)
