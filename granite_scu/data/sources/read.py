@@ -22,7 +22,7 @@ _REMEDY = (
     f"give a {_SUPPORTED} file, also as {' or '.join(files.PACKED)}, a folder or pattern of them, or an embedded "
     f"corpus ({', '.join(EMBEDDED)}), or {HUB_PREFIX}owner/name for a data set of the hub"
 )
-_HELD_OUT = dict.fromkeys(("valid", "validation", "val", "dev"), "--validation-data") | {"test": "--test-data"}
+_HELD_OUT = dict.fromkeys(("valid", "validation", "val", "dev", "eval"), "--validation-data") | {"test": "--test-data"}
 """Files beside one of ``train`` that are not trained on, by what their names begin with, and the flag for each."""
 ABOUT = ("README", "LICENSE", "LICENCE", "NOTICE", "CITATION")
 """Names of texts that, beside records or above them, tell of these, and are not what is to be learned."""
@@ -62,6 +62,8 @@ def sources_of(config: DataConfig) -> list[Source]:
         return [Source(read, split=name) for name, read in zip(SPLITS, splits, strict=True)]
     how = config.text_column, config.encoding, config.record_format, config.stream
     found = [source(name, *how) for name in config.sources or [DEFAULT_DATASET]]
+    if len(found) > 1 and (divided := _divided([file for each in found for file in each.files or ()])):
+        _log.warning("--data-dir %s: %s", config.named, divided)  # whoever names each file may want it
     for split, (flag, names) in config.files.items():
         with named_by(flag):
             of_split = [source(name, *how) for name in names]
@@ -196,7 +198,8 @@ def readable_files(path: str) -> list[Path]:
     others = Counter(file.suffix.lower() or "no suffix" for file in found if files.kind(file) not in formats.SUFFIXES)
     about = _about_records(chosen)
     chosen = [file for file in chosen if file not in about]
-    _check_divided(path, chosen)
+    if divided := _divided(chosen):
+        raise UserError(f"--data-dir {path}: {divided}")
     if not chosen:
         raise UserError(f"--data-dir {path}: {_why_nothing(path, others)}; {_REMEDY}")
     if others:
@@ -215,16 +218,27 @@ def _about_records(found: Sequence[Path]) -> list[Path]:
     return [file for file in texts if file.name.partition(".")[0].upper() in ABOUT]
 
 
-def _check_divided(path: str, chosen: Sequence[Path]) -> None:
-    """Refuse a source that is divided by the names of its files: what is held out there would be trained on."""
-    parts = {file: re.split(r"[.\-_]", file.name.lower())[0] for file in chosen}
-    for file in (file for file, part in parts.items() if part in ("train", "training")):
-        if held := [other for other, part in parts.items() if other.parent == file.parent and part in _HELD_OUT]:
-            flags = " ".join(f"{_HELD_OUT[parts[other]]} {other}" for other in held)
-            raise UserError(
-                f"--data-dir {path}: {', '.join(other.name for other in held)} lies beside {file.name}, and would be "
-                f"trained on; give --data-dir {file} {flags}"
-            )
+def _divided(chosen: Sequence[Path]) -> str:
+    """What is wrong with files that their names divide: what is held out there would be trained on; empty: nothing."""
+    parts = {file: re.split(r"[.\-_]", file.name)[0] for file in chosen}
+    folders = {file.parent for file, part in parts.items() if part.lower() in ("train", "training")}
+    held = {file: _HELD_OUT[part.lower()] for file, part in parts.items()
+            if part.lower() in _HELD_OUT and file.parent in folders}  # fmt: skip
+    if not held:
+        return ""
+    rest = " ".join(_patterns([file for file in chosen if file not in held]))
+    flags = (f"{flag} {' '.join(_patterns([file for file in held if held[file] == flag]))}"
+             for flag in dict.fromkeys(held.values()))  # fmt: skip
+    some = ", ".join(file.name for file in [*held][:3]) + (" …" if len(held) > 3 else "")
+    return f"{some} beside files for training would be trained on; give --data-dir {rest} {' '.join(flags)}"
+
+
+def _patterns(chosen: Sequence[Path]) -> list[str]:
+    """The files as a command has them: those of a folder whose names begin with one word by a pattern."""
+    groups: dict[Path, list[Path]] = {}
+    for file in chosen:
+        groups.setdefault(file.parent / re.split(r"[.\-_]", file.name)[0], []).append(file)
+    return [str(files[0]) if len(files) == 1 else f"'{beginning}*'" for beginning, files in groups.items()]
 
 
 def _why_nothing(path: str, others: Counter[str]) -> str:

@@ -6,9 +6,10 @@ import pytest
 from outcomes import refused_data as refused
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources import files
 from granite_scu.data.sources.documents import Document
-from granite_scu.data.sources.read import load
+from granite_scu.data.sources.read import load, sources_of
 
 
 def jsonl(tmp_path: Path, *lines: str) -> Path:
@@ -61,15 +62,20 @@ def test_a_folder_is_read_in_depth_sorted_and_what_is_skipped_is_counted(tmp_pat
     )
 
 
-@pytest.mark.parametrize("held", ["test.jsonl", "Validation-00000-of-00001.jsonl"])
-def test_a_folder_that_its_files_divide_is_refused_with_the_flags_to_give(tmp_path, held):
-    for name in ("train.jsonl", "notes.jsonl", held):
+@pytest.mark.parametrize("held", ["test.jsonl", "Validation-00000-of-00001.jsonl", "eval.jsonl"])
+def test_a_folder_that_its_files_divide_is_refused_with_the_flags_to_give(tmp_path, held, caplog):
+    for name in ("train-0.jsonl", "train-1.jsonl", "notes.jsonl", held):
         (tmp_path / name).write_text('{"text": "one"}\n')
     flag = "--test-data" if held.startswith("test") else "--validation-data"
     said = refused(str(tmp_path))
-    assert f"{held} lies beside train.jsonl" in said
-    assert f"give --data-dir {tmp_path / 'train.jsonl'} {flag} {tmp_path / held}" in said
-    (tmp_path / "train.jsonl").rename(tmp_path / "tests.jsonl")
+    assert f"{held} beside files for training" in said
+    given = f"--data-dir {tmp_path / 'notes.jsonl'} '{tmp_path / 'train'}*' {flag} {tmp_path / held}"
+    assert f"give {given}" in said
+    assert len(load(f"{tmp_path / 'train'}*", "text")) == 2
+    sources_of(DataConfig(path=sorted(map(str, tmp_path.glob("*.jsonl")))))  # as the shell has it from *.jsonl
+    assert f"give {given}" in caplog.text
+    (tmp_path / "train-0.jsonl").rename(tmp_path / "tests.jsonl")
+    (tmp_path / "train-1.jsonl").unlink()
     assert len(load(str(tmp_path), "text")) == 3
 
 
