@@ -5,8 +5,8 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from research.real.evidence import Difference, Key, Of, count, difference, mean, processor_seconds, shared
-from research.real.grid import Finished, adapter, interior
+from research.real.evidence import Difference, Key, Of, count, difference, mean, processor_seconds, shared, so_far
+from research.real.grid import Cell, Finished, adapter, interior, settled
 from research.real.judgement import BUDGETS, MIDDLE, OF_F, RIVALS, Arm, Criterion, Judgement
 
 
@@ -107,11 +107,13 @@ TASK_COLUMNS = ("arm, rate, adapter", "test, points above R", "of R's\nbits", "r
 
 def tasks(judgement: Judgement, console: Console) -> None:
     """Every arm and value on each base and task of which R is known, and the free rivals of a budget of 2 %. Of a
-    budget the last adapter, too."""
+    budget the last adapter, too. Of an arm whose rates are not all run, the best so far."""
     every = [("R: ", judgement.plain), *((f"{name}: ", judgement.free(MIDDLE, name)) for name in RIVALS)]
     for arm, of in sorted(judgement.arms.items()):
         if arm[0] != "plain":
             every.append(("", of))
+            every.append(("so far: ", {key: best for key in judgement.plain if key not in of
+                                       and (best := so_far(Cell(*key, *arm, 0.0), judgement.finished))}))  # fmt: skip
         if arm[0] == "drift":
             every.append(("", {key: judged._replace(point="end") for key, judged in of.items()}))
     if not judgement.plain:
@@ -131,7 +133,8 @@ def task_row(judgement: Judgement, name: str, key: Key, of: Of) -> list[str]:
     of_plain = difference("test", plain, None, finished, beside=of)
     lost, _ = judgement.beside_plain("others", of)
     asked = [count(text, key, of, plain, finished) for text in ("right", "known")]
-    at_end = ", at an end" if point in cell.judged and not interior(cell, finished, point) else ""
+    known = settled(cell, finished)
+    at_end = ", at an end" if known and point in cell.judged and not interior(cell, finished, point) else ""
     shown = f"x {float(point.removeprefix('x ')):.2g}" if point.startswith("x ") else point
     return [
         f"{name}{named((cell.arm, cell.value))}, {cell.rate:g}{at_end}, {shown}",
