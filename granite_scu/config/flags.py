@@ -183,7 +183,7 @@ _SHOWN: dict[str, dict[str, Any]] = {
     "control.every": {"default": "10, fewer in a short run with a controller"},
     "control.controller_args": {"default": "none"},
     "control.lambda_min": {"default": "1e-06, 0.001 with --max-drift"},
-    "control.lambda_max": {"default": "1e+06, 1000 with --max-drift"},
+    "control.lambda_max": {"default": "1e+06; with --max-drift what lambda begins with"},
     "prior.n_tokens": {"default": "supervised tokens of the training set"},
     "run.save_steps": {"default": "half of the run, 500 at most"},
     "run.resume": {

@@ -712,6 +712,9 @@ class DriftConfig(Group):
 AT_ONE = 0.04
 """The budget of drift that a lambda of about 1 holds."""
 
+LEAST, MOST = 1e-3, 1e3
+"""What lambda may begin with where it holds drift; the first is also its lower bound."""
+
 LOOKING_AHEAD = ("lead=2", "kp_limit=4")
 """Settings of the law that holds drift. What is ahead is known less well than what is, so the gain is half."""
 
@@ -719,20 +722,22 @@ LOOKING_AHEAD = ("lead=2", "kp_limit=4")
 def holding_drift(control: ControlConfig, budget: float, given: Collection[str]) -> ControlConfig:
     """The settings of the law that holds S, as it holds drift at the budget p: F / H takes the place of S / (1 - S).
 
-    Lambda begins at 1 for a budget of 4 %, nats against nats, and higher for a smaller one. Its bounds are three
-    decades on either side of 1: what rests there is not held. Drift rises within a few steps, and what lambda does to
-    it shows as late as Adam's momentum lets it, so the law looks ahead.
+    Lambda begins at 1 for a budget of 4 %, nats against nats, and higher for a smaller one. That is also the most that
+    it may be: under Adam a weight that drowns the loss makes steps of the anchor's noise, which drift by as much and
+    learn nothing. What is then beyond the budget at the end is scaled down to it. Drift rises within a few steps, and
+    what lambda does to it shows as late as Adam's momentum lets it, so the law looks ahead.
 
     Args:
         control: as it is asked for.
         budget: p.
         given: names of the fields that the user gave.
     """
-    usual = {"lambda_min": 1e-3, "lambda_max": 1e3}
-    own: dict[str, Any] = {name: value for name, value in usual.items() if name not in given}
-    low, high = (own.get(name, getattr(control, name)) for name in usual)
-    if "lambda_init" not in given:
-        own["lambda_init"] = min(max((AT_ONE / budget) ** 1.5, low), high)
+    low, high = (getattr(control, name) if name in given else usual
+                 for name, usual in (("lambda_min", LEAST), ("lambda_max", MOST)))  # fmt: skip
+    of_budget = min(max((AT_ONE / budget) ** 1.5, low), high)
+    start = control.lambda_init if "lambda_init" in given and control.lambda_init else of_budget
+    most = high if "lambda_max" in given else max(start, of_budget)
+    own: dict[str, Any] = {"lambda_min": low, "lambda_init": start, "lambda_max": most}
     own["controller_args"] = [*LOOKING_AHEAD, *(control.controller_args or [])]
     return replace(control, controller="pi", target_s=budget / (1 + budget), **own)
 

@@ -78,7 +78,7 @@ PROMISED = {
     "--chat-template-args": "none",
     "--controller-args": "none",
     "--lambda-min": "1e-06, 0.001 with --max-drift",
-    "--lambda-max": "1e+06, 1000 with --max-drift",
+    "--lambda-max": "1e+06; with --max-drift what lambda begins with",
     "--output-dir": "./granite_cuda_output",
     "--max-steps": "as the data fill, 1000 at most, chats 5000; off when --num-epochs is alone",
     "--batch-size": "8, fewer where there are few data",

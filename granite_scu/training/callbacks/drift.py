@@ -16,9 +16,6 @@ from granite_scu.training.module import GraniteModule
 
 log = logging.getLogger(__name__)
 
-IN_A_ROW = 3
-"""Ticks at the upper bound of lambda before it is said: on its way to the budget lambda may overshoot into it."""
-
 
 class DriftMeter(L.Callback):
     """Measures drift: at ticks on text that steers, and at the end on text that neither steers nor anchors.
@@ -47,7 +44,6 @@ class DriftMeter(L.Callback):
         self._general: GeneralText | None = None  # between obtaining it and the start of training
         self.held: HeldDrift | None = None
         self._turns: dict[str, list] | None = None  # before a checkpoint
-        self.stuck = 0  # ticks in a row that lambda has been at its upper bound and drift above the budget
         self.scale = 1.0
         self._steered: float | None = None  # at the latest tick
 
@@ -70,18 +66,9 @@ class DriftMeter(L.Callback):
         return self.held.measurement(of_s)
 
     def on_tick(self, tick: ControlTick, trainer: L.Trainer, module: GraniteModule) -> None:
-        """Say, once, that lambda cannot rise any further and drift is still above the budget."""
-        record = tick.record
-        self._steered = math.inf if record["drift"] is None else record["drift"]
-        if record["held"] or self.stuck == IN_A_ROW:
-            return
-        above = rests_at(record, self.high) and record["drift"] > MARGIN * self.budget
-        self.stuck = self.stuck + 1 if above else 0
-        if self.stuck == IN_A_ROW:
-            figures = record["step"], per_cent(record["drift"]), per_cent(self.budget), self.high
-            log.warning("step %d: drift is %s, more than --max-drift %s, and lambda is at its upper bound of %g, so "
-                        "that it holds no more; lower --learning-rate, train for more steps, or raise --max-drift",
-                        *figures)  # fmt: skip
+        """Take note of what adapters are compared by."""
+        drift = tick.record["drift"]
+        self._steered = math.inf if drift is None else drift
 
     def steered(self) -> float:
         """The share of drift at the latest tick, on the text that steers: a validation reads none but before the first
@@ -161,11 +148,11 @@ class DriftMeter(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         turns = self.held.turns.state_dict() if self.held else self._turns or {}
-        return turns | {"stuck": self.stuck, "steered": self._steered, "general": self._digest}
+        return turns | {"steered": self._steered, "general": self._digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._turns = {name: state[name] for name in ("latest", "ages")}
-        self.stuck, self._steered = state.get("stuck", 0), state.get("steered")
+        self._steered = state.get("steered")
 
     def _rested(self, history: Sequence[dict]) -> bool:
         """Whether lambda was at its lower bound all through the second half."""
