@@ -11,12 +11,13 @@ from granite_scu.storage.atomic import replacing
 from granite_scu.viz import style
 from research.real.evidence import difference
 from research.real.grid import ARMS
-from research.real.judgement import AUTO, MIDDLE, RIVALS, Judgement
+from research.real.judgement import AUTO, MIDDLE, RIVALS, WIDE, Judgement
 from research.real.report import named
 
 LOOKS = {
     "R": (style.VERMILION, "o"), "F": (style.VERMILION, "^"), "F'": (style.VERMILION, "v"),
-    "auto": (style.GREEN, "D"), "drift": (style.BLUE, "o"), "kl": (style.SKY, "s"), "replay": (style.PURPLE, "X"),
+    "auto": (style.GREEN, "D"), "drift": (style.BLUE, "o"), "wide": (style.BLUE, "h"),
+    "kl": (style.SKY, "s"), "replay": (style.PURPLE, "X"),
     "lambda": (style.GREY, "^"), "decay": (style.ORANGE, "v"), "dropout": (style.ORANGE, "P"),
     "rank": (style.INK, "p"), "both": (style.INK, "*"),
 }  # fmt: skip
@@ -53,8 +54,9 @@ def auto(judgement: Judgement) -> Figure:
 def drift(judgement: Judgement) -> Figure:
     """What each arm learned over what it lost, the mean of the bases and tasks that a budget of 2 % and R have: to the
     upper left is better. An arm that has not all of them is left out."""
-    common = judgement.plain.keys() & judgement.arms[MIDDLE].keys()
-    rivals = {(name, 0.0): judgement.free(MIDDLE, name) for name in RIVALS}
+    middle = MIDDLE if judgement.arms[MIDDLE] else WIDE
+    common = judgement.plain.keys() & judgement.arms[middle].keys()
+    rivals = {(name, 0.0): judgement.free(middle, name) for name in RIVALS}
     arms = {("R", 0.0): judgement.plain} | rivals | dict(sorted(judgement.arms.items()))
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)

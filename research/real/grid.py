@@ -23,8 +23,9 @@ USUAL_MIDDLE_RATE = 3e-3
 ARMS: dict[str, tuple[float, ...]] = {
     "plain": (0.0,), "auto": (0.0,), "drift": (0.02, 0.01, 0.05), "kl": (1.0, 10.0), "replay": (0.05,),
     "lambda": (0.01, 0.001, 0.1), "decay": (0.1, 0.01, 1.0), "dropout": (0.1,), "rank": (4.0, 64.0), "both": (0.02,),
+    "wide": (0.02,),
 }  # fmt: skip
-"""Each with its values."""
+"""Each with its values. ``wide`` is what drift was until 29 November, with a lambda of up to 1000; it is not run."""
 
 CHOSEN_BY_VALUE = ("kl", "replay", "lambda", "decay", "rank")
 """Those of which the value that validates best has five seeds."""

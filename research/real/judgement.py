@@ -24,7 +24,7 @@ from research.real.grid import ARMS, SEEDS, Cell, Finished, Stage, best_value, f
 
 BUDGETS = sorted(ARMS["drift"])
 DRIFT = [("drift", budget) for budget in BUDGETS]
-AUTO, MIDDLE = ("auto", 0.0), ("drift", 0.02)
+AUTO, MIDDLE, WIDE = ("auto", 0.0), ("drift", 0.02), ("wide", 0.02)
 RIVALS = {"F": free_rival, "F'": scaled_rival}
 """The free rivals of a loop."""
 HYPOTHESES = 8
@@ -81,7 +81,7 @@ class Judgement:
         self.stage, self.finished = stage, finished
         self.keys = cells.chosen([(base, task) for base in stage.bases for task in stage.tasks], words)
         self.plain = self._of(lambda base, task: reference(base, task, finished))
-        arms = [arm for group in stage.groups for arm in group]
+        arms = [*(arm for group in stage.groups for arm in group), WIDE]
         self.arms = {
             arm: self._of(lambda base, task, arm=arm: kept(Cell(base, task, *arm, 0.0), finished)) for arm in arms
         }

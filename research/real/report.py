@@ -7,7 +7,7 @@ from rich.table import Table
 
 from research.real.evidence import Difference, Key, Of, count, difference, mean, processor_seconds, shared, so_far
 from research.real.grid import Cell, Finished, adapter, interior, settled
-from research.real.judgement import BUDGETS, MIDDLE, OF_F, RIVALS, Arm, Criterion, Judgement
+from research.real.judgement import BUDGETS, MIDDLE, OF_F, RIVALS, WIDE, Arm, Criterion, Judgement
 
 
 def auto(judgement: Judgement, console: Console) -> None:
@@ -53,7 +53,7 @@ def _table(title: str, columns: tuple[str, ...], figures: str = "left") -> Table
 def named(arm: Arm) -> str:
     """An arm and its value, as flags have it."""
     name, value = arm
-    share = name in ("drift", "replay", "both")
+    share = name in ("drift", "replay", "both", "wide")
     return f"{name} {value:.0%}" if share else f"{name} {value:g}" if value else name
 
 
@@ -108,18 +108,19 @@ TASK_COLUMNS = ("arm, rate, adapter", "test, points above R", "of R's\nbits", "r
 def tasks(judgement: Judgement, console: Console) -> None:
     """Every arm and value on each base and task of which R is known, and the free rivals of a budget of 2 %. Of a
     budget the last adapter, too. Of an arm whose rates are not all run, the best so far."""
-    every = [("R: ", judgement.plain), *((f"{name}: ", judgement.free(MIDDLE, name)) for name in RIVALS)]
+    free = {name: judgement.free(WIDE, name) | judgement.free(MIDDLE, name) for name in RIVALS}
+    every = [("R: ", judgement.plain), *((f"{name}: ", of) for name, of in free.items())]
     for arm, of in sorted(judgement.arms.items()):
         if arm[0] != "plain":
             every.append(("", of))
             every.append(("so far: ", {key: best for key in judgement.plain if key not in of
                                        and (best := so_far(Cell(*key, *arm, 0.0), judgement.finished))}))  # fmt: skip
-        if arm[0] == "drift":
+        if arm[0] in ("drift", "wide"):
             every.append(("", {key: judged._replace(point="end") for key, judged in of.items()}))
     if not judgement.plain:
         console.print("no runs: R is known on none of these tasks yet")
     for key in judgement.plain:
-        made = _table(f"{' '.join(key)} (F and F': of {named(MIDDLE)})", TASK_COLUMNS, "right")
+        made = _table(f"{' '.join(key)} (F and F': of a budget of 2%)", TASK_COLUMNS, "right")
         for name, of in every:
             if key in of:
                 made.add_row(*task_row(judgement, name, key, {key: of[key]}))

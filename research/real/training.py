@@ -110,6 +110,7 @@ def of_arm(cell: Cell, general: Path) -> dict[str, Any]:
         "replay": plain,
         "auto": {"control.controller": AUTO},
         "drift": held | {"drift.max_drift": cell.value},
+        "wide": held | {"drift.max_drift": cell.value, "control.lambda_max": 1e3},
         "both": held | {"drift.max_drift": cell.value},
         "kl": held | {"drift.max_drift": ANY_BUDGET} | one,
         "lambda": {"control.controller": "fixed", "control.lambda_init": cell.value},

