@@ -15,7 +15,7 @@ from granite_scu.storage import manifest
 from granite_scu.storage.provenance import versions
 from granite_scu.storage.run_folder import TRAINING_CONFIG, RunFolder, read_if_there
 from granite_scu.storage.working_folder import as_seen_from_here
-from granite_scu.training.callbacks.checkpoints import has_ended
+from granite_scu.training.callbacks.checkpoints import Checkpoints, has_ended
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun, build_module
 from granite_scu.training.resume import TEXT, Resume, attribute_errors_to_checkpoint, holds_nan, later
@@ -150,10 +150,11 @@ def run_to_its_end(run: PreparedRun, trainer: L.Trainer, module: GraniteModule) 
     """
     first_step = run.resume.step if run.resume else 0
     sound = run.resume is None or not holds_nan(run.resume.state)
+    (saving,) = (each for each in trainer.callbacks if isinstance(each, Checkpoints))
     try:
         with attribute_errors_to_checkpoint(run.resume, lambda: sound and trainer.global_step > first_step):
             fit(trainer, module, run.data, run.resume and run.resume.path)
-        if trainer.global_step == first_step:
+        if not saving.ended:  # a validation that the checkpoint owed may have ended it, without another step
             with attribute_errors_to_checkpoint(run.resume, lambda: sound):
                 run_end_hooks(trainer, module)
     except BaseException:

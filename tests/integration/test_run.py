@@ -23,6 +23,7 @@ from granite_scu.cli import main as command
 from granite_scu.cli.console import PIPE_WIDTH
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.datamodule import TextDataModule
+from granite_scu.storage import manifest
 
 ROOT = Path(__file__).parents[2]
 EMBEDDED = str(files("granite_scu.model") / "assets" / "tiny-granite-h")
@@ -379,13 +380,21 @@ def test_what_changes_speed_or_memory_leaves_the_result_alone(train, trained):
     assert scores[0] == pytest.approx(scores[1], rel=rounding(OF_EMBEDDED))
 
 
-def test_early_stopping(train):
+def test_early_stopping(train, tmp_path):
     stops = ("--eval-steps", 1, "--early-stopping", 1, "--eval-iters", 1)
     folder = train("--max-steps", 30, *stops, "--learning-rate", 3, "--warmup-steps", 0)
     metrics = read_json(folder / "scu_metrics.json")
     assert metrics["steps"] < 30
     assert metrics["stopped"] == {"reason": "early_stopping", "step": metrics["steps"]}
     assert history(folder)[-1]["step"] < 30
+    # A signal may have come before that validation, which then ends the run that goes on, without another step.
+    (newest,) = (Path(shutil.copytree(path, tmp_path / path.name)) for path in folder.glob("checkpoint-*"))
+    state = torch.load(newest / "state.ckpt", weights_only=True)
+    torch.save(state | {"validation_due": True, "stopping": False}, newest / "state.ckpt")
+    (newest / manifest.NAME).unlink()
+    manifest.write(newest)
+    resumed = train("--max-steps", 30, *stops, "--resume-from-checkpoint", newest)
+    assert read_json(resumed / "scu_metrics.json")["stopped"] == metrics["stopped"]
 
 
 @pytest.mark.slow

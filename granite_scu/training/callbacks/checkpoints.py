@@ -40,6 +40,8 @@ class Checkpoints(L.Callback):
         self._saved = 0
         self._validated = 0  # the last step that was
         self._owed = False
+        self.ended = False
+        """Whether Lightning has said that training is over."""
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._saved = trainer.global_step
@@ -63,6 +65,7 @@ class Checkpoints(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.save(trainer)
+        self.ended = True
 
     def save(self, trainer: L.Trainer) -> None:
         """Have a checkpoint of this step, and drop what is more than ``keep``."""
