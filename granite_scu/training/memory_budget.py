@@ -130,9 +130,22 @@ def advice(request: Request, machine: Machine) -> str:
         most = request.data.batch_size - (changed is request)  # a smaller batch, where nothing else changes
         found = largest_that_fits(changed, machine, max(1, most))
         if found is not None and found != request:
-            taken = predict(found, machine).total / GIB
-            return f"try {_flags(request, found)} (predicted: {taken:.2f} GiB)"
+            return _try(request, found, machine)
     return "no batch, block or quantisation of it is predicted to fit: take a smaller --model, or a larger device"
+
+
+def advice_to_continue(request: Request, machine: Machine) -> str:
+    """The same for a run that continues, which keeps its batch and its blocks."""
+    ways = (_recomputing(request, how) for how in _slower(request.base.gradient_checkpointing or False, machine))
+    fitting = next((f"{_try(request, way, machine)}, " for way in ways if fits(way, machine)), "")
+    return (
+        f"{fitting}where it was validating give a smaller --eval-batch-size, or with a smaller --batch-size start "
+        "another run from its adapter by --adapter"
+    )
+
+
+def _try(before: Request, after: Request, machine: Machine) -> str:
+    return f"try {_flags(before, after)} (predicted: {predict(after, machine).total / GIB:.2f} GiB)"
 
 
 def _changes(request: Request, machine: Machine) -> Iterator[Request]:
@@ -175,12 +188,13 @@ def ran_out(error: BaseException) -> bool:
 
 
 @contextmanager
-def explain_oom(request: Request, machine: Machine) -> Iterator[None]:
+def explain_oom(request: Request, machine: Machine, continues: bool = False) -> Iterator[None]:
     """Make one line of an error about memory: what was asked for, what there was, and what to try next.
 
     Args:
         request: the run's.
         machine: what it is on.
+        continues: whether the run continues from a checkpoint, and has to keep its batch.
 
     Raises:
         RunFailed: in its place.
@@ -190,10 +204,11 @@ def explain_oom(request: Request, machine: Machine) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
-        asked, remedy = _asked(error, machine.accelerator), advice(request, machine)
-        raise RunFailed(
-            f"out of memory on {machine.device.name}: {asked}; {remedy}, or let --auto-batch-size find the batch"
-        ) from error
+        remedy = (advice_to_continue if continues else advice)(request, machine)
+        if not continues and machine.world_size == 1:  # several processes search for none
+            remedy += ", or let --auto-batch-size find the batch"
+        asked = _asked(error, machine.accelerator)
+        raise RunFailed(f"out of memory on {machine.device.name}: {asked}; {remedy}") from error
 
 
 def _asked(error: BaseException, accelerator: str) -> str:

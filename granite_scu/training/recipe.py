@@ -118,7 +118,7 @@ def train(
         run.machine.claim(run.request.run.memory_fraction)
         if run.request.run.auto_batch_size:
             run = batch_size.prove(run)
-        with memory_budget.explain_oom(run.request, run.machine):
+        with memory_budget.explain_oom(run.request, run.machine, continues=run.resume is not None):
             # The model and its adapters.
             module = build_module(run)
             if run.resume:  # again, now that no other process has the folder

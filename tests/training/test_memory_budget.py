@@ -68,17 +68,25 @@ def test_where_nothing_fits_the_advice_is_another_model_or_device(asked):
     )
 
 
-def test_out_of_memory_says_what_was_asked_what_there_was_and_what_to_try(asked, monkeypatch):
-    request, found = asked(RTX_3060, "--run.memory_fraction=0.02")
+@pytest.mark.parametrize(
+    ("processes", "continues", "first", "searches"),
+    [(1, False, "--batch-size", True), (2, False, "--batch-size", False), (1, True, "--gradient-checkpointing", False)],
+)
+def test_out_of_memory_says_what_was_asked_what_there_was_and_what_to_try(
+    asked, monkeypatch, processes, continues, first, searches
+):
+    """A run that continues keeps its batch, and several processes search for none."""
+    several = ("--run.multi_gpu=true",) if processes > 1 else ()
+    request, found = asked(replace(RTX_3060, count=processes), "--run.memory_fraction=0.01", *several)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (GIB // 2, 12 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 11 * GIB)
     words = "CUDA out of memory. Tried to allocate 2.25 GiB. GPU 0 has a total capacity of 11.76 GiB"
-    with pytest.raises(RunFailed) as failed, memory_budget.explain_oom(request, found):
+    with pytest.raises(RunFailed) as failed, memory_budget.explain_oom(request, found, continues):
         raise torch.OutOfMemoryError(words)
     said = str(failed.value)
     there_was = "2.2 GiB asked for, 0.5 of 12.0 GiB free, 11.0 held"
     assert said.startswith(f"out of memory on NVIDIA GeForce RTX 3060: {there_was}")
-    assert "try --batch-size" in said and said.endswith("or let --auto-batch-size find the batch")
+    assert f"try {first}" in said and ("--auto-batch-size" in said) == searches
 
 
 @pytest.mark.parametrize("words", ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"])
