@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -63,6 +64,8 @@ class GracefulStop(L.Callback):
         # Not at the start of training: a validation that a checkpoint owes is made up for there, by all ranks together.
         if trainer.world_size > 1:
             self._hosts = torch.distributed.new_group(backend="gloo", timeout=LOST_AFTER)
+        if threading.current_thread() is not threading.main_thread():  # no other thread may say what signals do
+            return
         handled = [signal.SIGINT, signal.SIGTERM, *([REQUEUE] if REQUEUE and SLURMEnvironment.detect() else [])]
         handled += [number for number in LOST if signal.getsignal(number) is not signal.SIG_IGN]
         self._previous = {number: signal.signal(number, self._note) for number in handled}

@@ -4,6 +4,7 @@ import os
 import pty
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -26,3 +27,11 @@ def test_on_a_terminal_the_first_interrupt_says_what_a_second_one_does(tmp_path,
         finally:
             stop.on_exception(None, None, KeyboardInterrupt())
     os.close(terminal)
+
+
+def test_a_run_in_a_thread_leaves_signals_to_the_program_that_it_is_in(tmp_path):
+    stop = GracefulStop(RunFolder(tmp_path), save=lambda trainer: None, resume_command="")
+    before = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(stop.on_fit_start, SimpleNamespace(world_size=1), None).result()
+    assert signal.getsignal(signal.SIGTERM) is before
