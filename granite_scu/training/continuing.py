@@ -60,13 +60,13 @@ def check_resumable(run: PreparedRun, resume: Resume) -> None:
     if hasattr(run.controller, "sensor") and "sensor" not in resume.control:
         raise UserError(f"{where} an earlier version measured otherwise for {own}; begin a new run")
     finished = resume.in_place and RunFolder(resume.path.parent).finished
+    by_steps = run.request.data.num_epochs is None or run.request.trainer.max_steps == steps
+    ends = "--max-steps" if by_steps else "--num-epochs"
     if resume.step > steps or (resume.step == steps and finished):
-        raise UserError(
-            f"{where} it is at step {resume.step} and the run ends at {steps}; raise --max-steps to continue"
-        )
+        raise UserError(f"{where} it is at step {resume.step} and the run ends at {steps}; raise {ends} to continue")
     if finished and has_ended(resume.state, run.course):
         raise UserError(
-            f"{where} the run ended there, at step {resume.step}, before --max-steps; raise --max-time, "
+            f"{where} the run ended there, at step {resume.step}, before {ends}; raise --max-time, "
             "--early-stopping or --stop-at-equilibrium, whichever ended it, to continue"
         )
     others = later(resume) if resume.in_place and not run.request.run.overwrite else []

@@ -2,11 +2,13 @@
 
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from granite_scu.config.errors import UserError
-from granite_scu.training.continuing import check_blocks
+from granite_scu.config.request import Request
+from granite_scu.training.continuing import check_blocks, check_resumable
 from granite_scu.training.resume import TEXT, Resume
 
 
@@ -27,3 +29,21 @@ def test_other_blocks_are_refused_by_what_makes_them(settings, words):
         return
     with pytest.raises(UserError, match=words):
         check_blocks(resume, now, "two")
+
+
+@pytest.mark.parametrize(
+    ("length", "ends"),
+    [
+        ({"trainer.max_steps": 4}, "--max-steps"),
+        ({"trainer.max_steps": -1, "data.num_epochs": 2.0}, "--num-epochs"),
+        ({"trainer.max_steps": 9, "data.num_epochs": 2.0}, "--num-epochs"),
+        ({"trainer.max_steps": 4, "data.num_epochs": 2.0}, "--max-steps"),
+    ],
+)
+def test_a_run_at_its_end_is_told_what_ended_it(length, ends):
+    request = Request.from_dotted({"control.controller": "fixed"} | length)
+    law = request.control_held.law()
+    run = SimpleNamespace(controller=law, length=SimpleNamespace(steps=4), request=request)
+    state = {"global_step": 5, "callbacks": {"ShannonControl": {"name": type(law).__name__}}}
+    with pytest.raises(UserError, match=f"at step 5 and the run ends at 4; raise {ends} to continue"):
+        check_resumable(run, Resume(Path("run/checkpoint-5"), state, in_place=False))
