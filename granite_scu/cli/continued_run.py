@@ -1,6 +1,7 @@
 """The settings of a run that ``--resume-from-checkpoint`` continues, from its folder, which may come from anybody."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,21 @@ from granite_scu.storage.working_folder import as_seen_from_here, found_from_her
 log = logging.getLogger(__name__)
 
 
-def settings_of_the_run(given: dict[str, Any]) -> list[Layer]:
+def settings_of_the_run(given: dict[str, Any], files: Sequence[Layer] = ()) -> list[Layer]:
     """The configuration file of the run that is continued, where it is there; it comes before what is given.
 
     Args:
-        given: what flags say, by dotted key; gets the run folder, and the run's files by where they are now, and loses
-            the search for a batch.
+        given: what flags and keys say, by dotted key; gets the run folder, and the run's files by where they are now,
+            and loses the search for a batch.
+        files: that are given, one of which may name the run folder.
 
     Raises:
         UserError: the file names code, or the run's chat template is missing.
     """
     if given["run.resume"] in ("last", "auto"):
-        folder = Path(given.get("run.output_dir", RunConfig.output_dir)).expanduser()
+        named = (layer.values for layer in reversed(files) if "run.output_dir" in layer.values)
+        folder = next(named, {"run.output_dir": RunConfig.output_dir}) | given
+        folder = Path(folder["run.output_dir"]).expanduser()
     else:
         folder = Path(given["run.resume"]).expanduser().parent
         given.setdefault("run.output_dir", str(folder))
@@ -34,7 +38,8 @@ def settings_of_the_run(given: dict[str, Any]) -> list[Layer]:
     settings = check_plain(file, given)
     given.setdefault("run.overwrite", False)  # that it replaced another run once does not mean that it may again
     given.setdefault("run.output_dir", str(folder))
-    if given.get("run.auto_batch_size"):  # the file has the batch that was found, which the run keeps
+    # The file has the batch that was found, which the run keeps.
+    if str(given.get("run.auto_batch_size")).lower() == "true":
         log.info("--auto-batch-size: the batch that was found is kept")
         for key in ("run.auto_batch_size", "data.batch_size", "trainer.accumulate_grad_batches"):
             given.pop(key, None)

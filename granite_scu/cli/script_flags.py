@@ -208,11 +208,12 @@ def layers_of(asked: dict[str, Any], dotted: bool = False) -> Layers:
     below = [config_layers.of_file(str(shipped.TEST_RUN))] if asked.get("test_run") else []
     if below and config_layers.has_value((given | keys).get("drift.max_drift")):
         given.setdefault("control.target_s", None)  # it holds an S, which makes way for what is asked for
-    if "run.resume" in given:
-        below += settings_of_the_run(given)
     files = [config_layers.of_file(name) for name in _listed(asked.get("config"))]
-    flags = config_layers.Layer(config_layers.A_FLAG, given | keys)
-    if "run.resume" in given:
+    given |= keys
+    if continues := config_layers.has_value(given.get("run.resume")):
+        below += settings_of_the_run(given, files)
+    flags = config_layers.Layer(config_layers.A_FLAG, given)
+    if continues:
         _refuse_another_loop(below, flags)
     else:
         files = [_without_another_loop(file, flags) for file in files]

@@ -337,6 +337,16 @@ def test_a_run_that_looked_for_its_batch_is_continued_by_the_same_flags(tmp_path
     assert script(*asked, "--output-dir", str(tmp_path), *CONTINUES).data.batch_size == 2
 
 
+@pytest.mark.parametrize("resume", [CONTINUES, ("--run.resume", "last"), ("--run.resume=last", "--run.keep=2")])
+def test_a_run_is_continued_with_its_own_settings_by_flag_and_by_key(tmp_path, resume):
+    (tmp_path / "config.yaml").write_text(script("--test-run", "--batch-size", "2").yaml)
+    found = script("--run.output_dir", str(tmp_path), *resume)
+    assert (found.data.batch_size, found.run.resume) == (2, "last")
+    (tmp_path / "mine.yaml").write_text(f"run: {{output_dir: {tmp_path}}}\ndata: {{block_size: 64}}\n")
+    found = module("--config", str(tmp_path / "mine.yaml"), *resume)
+    assert (found.data.batch_size, found.data.block_size, found.run.output_dir) == (2, 64, str(tmp_path))
+
+
 OTHER = "--target-s", "10%", "--lambda-max", "10"
 
 
