@@ -36,7 +36,7 @@ def as_seen_from_here(path: str, run: Path) -> str:
         return path
     started_in = Path(os.path.normpath(run.resolve() / recorded))
     there = str(started_in / path)
-    if started_in == Path.cwd() or not started_in.is_dir() or (_matches(path) and not _matches(there)):
+    if started_in == Path.cwd() or not started_in.is_dir() or (matches(path) and not matches(there)):
         return path
     return there
 
@@ -47,5 +47,6 @@ def found_from_here(name: str, run: Path) -> str:
     return path if os.path.exists(path) else name
 
 
-def _matches(path: str) -> bool:
+def matches(path: str) -> bool:
+    """Whether there is what a path, or a pattern, stands for."""
     return os.path.exists(path) or next(glob.iglob(path, recursive=True), None) is not None

@@ -1,16 +1,20 @@
 """The general text of a run: written by its base model, read from the user's files, or as the run had it before."""
 
+import os
+
 import lightning as L
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.data.datamodule import TextDataModule
+from granite_scu.data.sources.read import is_path
 from granite_scu.evaluation import answers, general_text, general_writing
 from granite_scu.evaluation.general_text import GeneralText
 from granite_scu.model import base_digest
 from granite_scu.model.compilation import evaluation_mode
 from granite_scu.storage.run_folder import GENERAL
+from granite_scu.storage.working_folder import matches
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.resume import Resume
@@ -43,7 +47,8 @@ def read(
     asked, files, kept = request.drift, request.drift.general_files, resume and resume.path.parent / GENERAL
     if kept and kept.is_file():
         before = general_text.read(kept, tokenizer, rows)
-        if not files or " ".join(files) == before.source:
+        # The run has read them once, so that they need not be there any more.
+        if not any(map(_is_there, files)) or " ".join(files) == before.source:
             return _as_before(before, resume)
     if files:
         division = getattr(data, "division", None)  # a stream has none
@@ -57,6 +62,11 @@ def read(
                         "give files of text or chats by --general-data")  # fmt: skip
     general_writing.check_template(tokenizer)
     return None
+
+
+def _is_there(source: str) -> bool:
+    """Whether files of text are where a source says; what the hub has may be."""
+    return not is_path(source) or matches(os.path.expanduser(source))
 
 
 def obtain(run: PreparedRun, trainer: L.Trainer, module: GraniteModule) -> GeneralText:

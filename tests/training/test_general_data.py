@@ -61,6 +61,7 @@ def test_it_is_told_before_a_model_is_loaded(asked, given, words, caplog):
     [
         (False, None, None),
         (False, "copy.jsonl", None),
+        (False, "gone.jsonl", None),
         (True, None, "general.jsonl: is not the general text"),
         (False, "other.jsonl", "--general-data .*other.jsonl: is not the general text .*; leave it out"),
     ],
