@@ -408,6 +408,7 @@ def _check_arguments(args: TrainingArguments) -> None:
         (args.label_smoothing_factor, "label_smoothing_factor: a smoothed loss is no cost of the data; set it to 0"),
         (args.n_gpu > 1, f"{args.n_gpu} GPUs in one process (DataParallel): start with torchrun, or make one GPU "
          "visible with CUDA_VISIBLE_DEVICES"),
+        (args.device.type == "mps", "mps has no fp64, in which the callback sums; set use_cpu=True"),
         (kind not in REPLICATED, f"{kind.value}: the adapter would be in parts, and its norm takes the whole; train "
          "with DDP (torchrun, without FSDP and DeepSpeed)"),
     ):  # fmt: skip

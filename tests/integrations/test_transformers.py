@@ -243,6 +243,13 @@ def test_a_request_that_cannot_be_met_is_refused(settings, arguments, reason, ad
         run.train()
 
 
+def test_a_device_without_fp64_is_refused_with_the_remedy(adapted, examples, trainer, monkeypatch):
+    run = trainer(adapted(), examples(1), callback := ShannonCallback(0.02))
+    monkeypatch.setattr(type(run.args), "device", torch.device("mps"))
+    with pytest.raises(ValueError, match=r"mps has no fp64.*use_cpu=True"):
+        callback.on_train_begin(run.args, run.state, run.control, model=run.model, train_dataloader=None)
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
