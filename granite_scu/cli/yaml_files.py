@@ -83,6 +83,8 @@ def check_plain(path: Path, asked: Collection[str] = ()) -> dict[str, Any]:
                 f"--controller {law}"
             )
         for name, value in inside.items() if group == "trainer" else ():
+            if name == "max_time" and isinstance(value, dict):  # {hours: 3}, which Lightning takes too
+                continue
             if isinstance(value, list | dict) or (isinstance(value, str) and not re.fullmatch(r"[\w:+-]*", value)):
                 raise UserError(
                     f"{path}: trainer.{name} names code, which a run folder may not; take it out of the file and, "
