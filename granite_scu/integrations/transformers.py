@@ -68,7 +68,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
     each evaluation and at the end. Evaluations then have ``eval_drift`` and ``eval_loss_in_budget``, the loss, or more
     than 1000 where drift is beyond the budget: with ``load_best_model_at_end=True``,
     ``metric_for_best_model="loss_in_budget"`` and ``greater_is_better=False`` the trainer keeps the best within it, or
-    the nearest.
+    the nearest. Of several evaluation sets each has its own, as ``eval_NAME_loss_in_budget``.
 
     Args:
         target_s: the setpoint S*, a ratio in (0, 1); of laws that have one and no budget of drift.
@@ -232,10 +232,12 @@ class ShannonCallback(TrainerCallback, ExportableState):
     ) -> None:
         """Tell drift, and give the trainer what it can choose the best adapter by."""
         share = self._tell_drift(state)
-        if share is not None and metrics is not None and "eval_loss" in metrics:
+        # Of several sets each is evaluated by itself, as eval_NAME_loss.
+        losses = {name: value for name, value in (metrics or {}).items() if name.endswith("_loss")}
+        if share is not None and metrics is not None and losses:
             budget = float(self._drift.max_drift or 0)
             metrics["eval_drift"] = share
-            metrics["eval_loss_in_budget"] = loss_in_budget(metrics["eval_loss"], share, budget)
+            metrics |= {f"{name}_in_budget": loss_in_budget(value, share, budget) for name, value in losses.items()}
 
     def _tell_drift(self, state: TrainerState) -> float | None:
         """Put the share of drift on what the loop never sees into the trainer's log; None where none is held."""

@@ -142,3 +142,14 @@ def test_what_the_run_lacks_is_said_before_the_first_step(examples, adapted, tra
         run = trainer(adapted(), examples(4), ShannonCallback(max_drift=0.02, n_tokens=N), tokenizer=given, **more)
         with pytest.raises(ValueError, match=words):
             run.train()
+
+
+@pytest.mark.parametrize("sets", [("",), ("a_", "b_")])
+def test_each_set_that_is_evaluated_has_its_loss_in_budget(sets, monkeypatch):
+    callback = ShannonCallback(max_drift=BUDGET)
+    monkeypatch.setattr(callback, "_tell_drift", lambda state: 10 * BUDGET)
+    for name in sets:
+        metrics = {f"eval_{name}loss": 2.0, f"eval_{name}runtime": 1.0}
+        callback.on_evaluate(None, None, None, metrics)
+        assert metrics.keys() > {f"eval_{name}loss_in_budget", "eval_drift"}
+        assert metrics[f"eval_{name}loss_in_budget"] > 1000
