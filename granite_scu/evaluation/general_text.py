@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,10 @@ MIN_TOKENS = 128
 
 LARGE = 1 / 8
 """Of all tokens: a text that has more has pieces in each part."""
+
+WRITTEN_WITHIN = timedelta(hours=6)
+"""What the other processes wait for the first to have it: the base model may write for longer than processes wait for
+each other elsewhere."""
 
 _SHARES = (0, 1), (2,), (3,)
 """Of each four documents those that anchor, that steer and that are held out."""
@@ -177,26 +182,28 @@ def read(path: Path, tokenizer: PreTrainedTokenizerBase, rows: int | None = None
     return GeneralText(documents, source)
 
 
-def of_first_process(
-    first: bool, find: Callable[[], GeneralText], broadcast: Callable[[Any], GeneralText | UserError | None]
-) -> GeneralText:
+def of_first_process(first: bool, find: Callable[[], GeneralText]) -> GeneralText:
     """General text, the same in each process.
 
     Args:
-        first: whether this process is the one that finds it.
+        first: whether this process is the one that finds it, which is that of rank 0.
         find: does.
-        broadcast: what the first process has, to all.
 
     Raises:
         UserError: there is none to be had; in every process.
     """
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    # Made before the first begins: to make it, they wait for each other too.
+    patient = torch.distributed.new_group(backend="gloo", timeout=WRITTEN_WITHIN) if several else None
     found: GeneralText | UserError | None = None
     if first:
         try:
             found = find()
         except UserError as error:  # the other processes wait to be told
             found = error
-    found = broadcast(found)
+    if several:
+        torch.distributed.broadcast_object_list(told := [found], group=patient)
+        (found,) = told
     if not isinstance(found, GeneralText):
         raise found or RunFailed("the first process has no general text")
     return found

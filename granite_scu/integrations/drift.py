@@ -1,7 +1,6 @@
 """The general text that ``max_drift`` needs in a trainer of others, made ready as training begins."""
 
 import numpy as np
-from accelerate.utils import broadcast_object_list
 from rich.console import Console
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, TrainingArguments
@@ -56,7 +55,7 @@ def obtain(
             near = questions(loader, tokenizer, seed)
             return general_writing.general_text(model, tokenizer, asked.general_tokens, seed, console, weights, near)
 
-    return general_text.of_first_process(first, find, lambda found: broadcast_object_list([found])[0])
+    return general_text.of_first_process(first, find)
 
 
 def questions(loader: DataLoader, tokenizer: PreTrainedTokenizerBase, seed: int) -> list[str]:

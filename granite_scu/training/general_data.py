@@ -82,7 +82,7 @@ def obtain(run: PreparedRun, trainer: L.Trainer, module: GraniteModule) -> Gener
         found.write(run.folder.path / GENERAL, run.tokenizer)
         return found
 
-    return general_text.of_first_process(trainer.is_global_zero, find, trainer.strategy.broadcast)
+    return general_text.of_first_process(trainer.is_global_zero, find)
 
 
 def _find(run: PreparedRun, module: GraniteModule) -> GeneralText:

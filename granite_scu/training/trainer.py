@@ -26,7 +26,8 @@ from granite_scu.data.workers import errors_in_one_line
 from granite_scu.hardware.machine import Machine
 
 LOST_AFTER = timedelta(minutes=10)
-"""What a process waits for the others before it takes them for lost. None does anything alone for that long."""
+"""What a process waits for the others before it takes them for lost. None does anything alone for that long, but that
+the first may let the base model write: ``general_text.WRITTEN_WITHIN``."""
 
 
 GIVEN = {"logger": Logger, "callbacks": L.Callback}

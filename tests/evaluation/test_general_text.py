@@ -3,15 +3,27 @@
 import json
 import logging
 import re
+import time
+from datetime import timedelta
 
 import numpy as np
 import pytest
+import torch
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED, DataConfig
 from granite_scu.data.sources.documents import Document as Text
 from granite_scu.data.tokens.templates import with_template
-from granite_scu.evaluation.general_text import LONGEST, Document, GeneralText, anchor_batches, batches, of_files, read
+from granite_scu.evaluation.general_text import (
+    LONGEST,
+    Document,
+    GeneralText,
+    anchor_batches,
+    batches,
+    of_files,
+    of_first_process,
+    read,
+)
 
 
 def document(*tokens: int, skip: int = 1) -> Document:
@@ -137,3 +149,20 @@ def test_texts_that_are_trained_on_are_counted_in_a_warning(tmp_path, tokenizer,
     with caplog.at_level(logging.WARNING, "granite_scu"):
         of_files([file], DataConfig(), tokenizer, 5000, 0, trained_on=trained_on)
     assert "7 of its 60 texts are trained on too" in caplog.text
+
+
+def _processes_find_it(rank: int, folder: str) -> None:
+    store = torch.distributed.FileStore(f"{folder}/store", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    torch.distributed.barrier()  # to start takes longer
+    torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=1))
+
+    def find() -> GeneralText:
+        time.sleep(3)
+        return GeneralText((document(1, 2),), "auto")
+
+    assert of_first_process(rank == 0, find).documents == (document(1, 2),)
+
+
+def test_processes_wait_for_the_one_that_writes_for_longer_than_they_do_elsewhere(tmp_path):
+    torch.multiprocessing.spawn(_processes_find_it, (str(tmp_path),), 2)
