@@ -1,5 +1,6 @@
 """The general text of a run: written by its base model, read from the user's files, or as the run had it before."""
 
+import logging
 import os
 
 import lightning as L
@@ -18,6 +19,8 @@ from granite_scu.storage.working_folder import matches
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.resume import Resume
+
+log = logging.getLogger(__name__)
 
 
 def read(
@@ -47,8 +50,10 @@ def read(
     asked, files, kept = request.drift, request.drift.general_files, resume and resume.path.parent / GENERAL
     if kept and kept.is_file():
         before = general_text.read(kept, tokenizer, rows)
-        # The run has read them once, so that they need not be there any more.
-        if not any(map(_is_there, files)) or " ".join(files) == before.source:
+        gone = bool(files) and not any(map(_is_there, files))
+        if gone:
+            log.warning("--general-data %s: is not there; the run goes by its own copy, %s", " ".join(files), kept)
+        if gone or not files or " ".join(files) == before.source:
             return _as_before(before, resume)
     if files:
         division = getattr(data, "division", None)  # a stream has none
