@@ -178,7 +178,8 @@ def settings(
 def _of_arm(cell: Cell, folder: Path, general: Path) -> dict[str, Any]:
     """What an arm adds to the settings."""
     if cell.arm in ("loop", "ziegler"):
-        return {"drift.max_drift": cell.value, "drift.general_data": [str(general)]}
+        held = {"drift.max_drift": cell.value, "drift.general_data": [str(general)]}
+        return held | {"control.lambda_max": 1e3}  # the bound when its first runs were made
     if cell.arm in ("fixed", "inputs"):
         text = general if cell.arm == "fixed" else folder / "train.jsonl"
         one = dict.fromkeys(("control.lambda_init", "control.lambda_min", "control.lambda_max"), cell.value)

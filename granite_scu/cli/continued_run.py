@@ -26,7 +26,7 @@ def settings_of_the_run(given: dict[str, Any], files: Sequence[Layer] = ()) -> l
         UserError: the file names code, or the run's chat template is missing.
     """
     if given["run.resume"] in ("last", "auto"):
-        named = (layer.values for layer in reversed(files) if "run.output_dir" in layer.values)
+        named = (layer.values for layer in reversed(files) if isinstance(layer.values.get("run.output_dir"), str))
         folder = next(named, {"run.output_dir": RunConfig.output_dir}) | given
         folder = Path(folder["run.output_dir"]).expanduser()
     else:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from typing import Any
 
 from granite_scu.cli.console import make_console, print_facts
@@ -86,7 +87,9 @@ def get_recommended_config() -> dict[str, Any]:
 
     preset = presets.choose(detect())
     request = Layers([], [], preset).request()
-    if launched_processes():  # in the script of a cluster's job, which starts several for the training alone
+    if (
+        math.prod(launched_processes() or (1,)) > 1
+    ):  # in the script of a cluster's job, which starts several for the training alone
         request = request.with_values({"run.multi_gpu": True})
     machine = resolve_request(request)
     request = memory_budget.with_checkpointing_settled(request, machine)

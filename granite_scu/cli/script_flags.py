@@ -215,8 +215,9 @@ def layers_of(asked: dict[str, Any], dotted: bool = False) -> Layers:
     flags = config_layers.Layer(config_layers.A_FLAG, given)
     if continues:
         _refuse_another_loop(below, flags)
+        below = [_without_another_budgets_bounds(run, flags) for run in below]
     else:
-        files = [_without_another_loop(file, flags) for file in files]
+        files = [_without_another_budgets_bounds(_without_another_loop(file, flags), flags) for file in files]
     return Layers(below, [*files, flags], _preset(_listed(asked.get("hardware"))), dotted=dotted)
 
 
@@ -245,6 +246,15 @@ def _without_another_loop(file: config_layers.Layer, flags: config_layers.Layer)
         key: value for key, value in file.values.items()
         if not key.startswith("control.") and key != "run.stop_at_equilibrium"
     })  # fmt: skip
+
+
+def _without_another_budgets_bounds(file: config_layers.Layer, flags: config_layers.Layer) -> config_layers.Layer:
+    """The file of a run less the bounds of lambda, where flags ask for another budget: they follow from that."""
+    budgets = [settings.DriftConfig(max_drift=layer.values.get("drift.max_drift")).max_drift for layer in (file, flags)]
+    if None in budgets or budgets[0] == budgets[1] or not file.values.keys() >= OF_A_RUN:
+        return file
+    bounds = ("control.lambda_init", "control.lambda_min", "control.lambda_max")
+    return replace(file, values={key: value for key, value in file.values.items() if key not in bounds})
 
 
 def _listed(value: Any) -> list[Any]:

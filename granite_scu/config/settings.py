@@ -722,10 +722,11 @@ LOOKING_AHEAD = ("lead=2", "kp_limit=4")
 def holding_drift(control: ControlConfig, budget: float, given: Collection[str]) -> ControlConfig:
     """The settings of the law that holds S, as it holds drift at the budget p: F / H takes the place of S / (1 - S).
 
-    Lambda begins at 1 for a budget of 4 %, nats against nats, and higher for a smaller one. That is also the most that
-    it may be: under Adam a weight that drowns the loss makes steps of the anchor's noise, which drift by as much and
-    learn nothing. What is then beyond the budget at the end is scaled down to it. Drift rises within a few steps, and
-    what lambda does to it shows as late as Adam's momentum lets it, so the law looks ahead.
+    Lambda begins at 1 for a budget of 4 %, nats against nats, and higher for a smaller one. That, or what it is told to
+    begin with where that is more, is also the most that it may be: under Adam a weight that drowns the loss makes steps
+    of the anchor's noise, which drift by as much and learn nothing. What is then beyond the budget at the end is scaled
+    down to it. Drift rises within a few steps, and what lambda does to it shows as late as Adam's momentum lets it, so
+    the law looks ahead.
 
     Args:
         control: as it is asked for.

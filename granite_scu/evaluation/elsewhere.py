@@ -211,7 +211,9 @@ def as_asked(
     chats = [_as_chat(each) for each in general]
     with suppress(UserError):  # all at once, as each time the tokenizer's tables are built
         if general:
-            return [*general], questions_of(encode(chats, tokenizer, show_progress=False), tokenizer), []
+            every = questions_of(encode(chats, tokenizer, show_progress=False), tokenizer)
+            assert len(every) == len(general)
+            return [*general], every, []
     taken: list[General] = []
     questions: list[Question] = []
     refusals: list[str] = []

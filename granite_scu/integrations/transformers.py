@@ -1,12 +1,14 @@
 """The control loop in transformers' ``Trainer`` and TRL's ``SFTTrainer``, for any PEFT LoRA model: one callback."""
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 from safetensors.torch import load_file, save_file
@@ -25,6 +27,7 @@ from granite_scu.config.settings import (
     DriftConfig,
     OptimizerConfig,
     PriorConfig,
+    check,
     check_drift,
 )
 from granite_scu.control.laws.base import Output, as_stored, restored
@@ -103,6 +106,8 @@ class ShannonCallback(TrainerCallback, ExportableState):
         general_tokens: int = DriftConfig.general_tokens,
         **settings: Any,
     ) -> None:
+        settings = {name: _plain(value) for name, value in settings.items()}
+        target_s, prior_sigma, gradient_clip, max_drift = map(_plain, (target_s, prior_sigma, gradient_clip, max_drift))
         self._arguments = {
             "target_s": target_s,
             "controller": controller,
@@ -127,6 +132,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
             "drift.general_tokens": general_tokens,
         }
         with _of_arguments():
+            check("every" not in settings, "--every", settings.get("every"), "give --control-every")
             request = Request.from_dotted(dict(**own, **{f"control.{name}": value for name, value in settings.items()}))
             self._config, self._drift, self._prior = request.control_held, request.drift, request.prior
             self._gradient_clip = request.optimizer.gradient_clip
@@ -392,13 +398,19 @@ def _check_file(path: Path, sha256: str, what: str) -> None:
         raise ValueError(f"ShannonCallback: {path}: is not {what}; resume with the output_dir that it was started with")
 
 
+def _plain(value: Any) -> Any:
+    """A number of NumPy's as one of Python's."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 @contextmanager
 def _of_arguments() -> Iterator[None]:
     """Refusals of the settings as those of Python's arguments, which are called like the flags."""
     try:
         yield
     except UserError as error:
-        raise ValueError(in_python(str(error))) from None
+        names = str(error).replace("control.every", "control_every").replace("prior.sigma", "prior_sigma")
+        raise ValueError(re.sub(r"\b(control|drift|prior|optimizer)\.(?=\w)", "", in_python(names))) from None
 
 
 def _check_arguments(args: TrainingArguments) -> None:

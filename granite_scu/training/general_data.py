@@ -61,7 +61,7 @@ def read(
         found = general_text.of_files(
             files, request.data, tokenizer, asked.general_tokens, request.seed, rows=rows, trained_on=trained_on
         )
-        return _as_before(found, resume, f"--general-data {' '.join(files)}", "leave it out")
+        return _as_before(found, resume, f"--general-data {' '.join(files)}", "give --general-data auto")
     if sharded:
         raise UserError("--general-data auto: with --fsdp no process has all of the weights, which writing takes; "
                         "give files of text or chats by --general-data")  # fmt: skip

@@ -392,6 +392,9 @@ def test_what_controls_a_run_is_kept_where_nothing_else_is_asked_for(run_file, t
     assert of_s.control.lambda_max == 10 and of_s.control.every == 7
     assert script(*run_file(*OTHER), "--max-drift", "null").control == of_s.control
     assert script(*run_file("--max-drift", "2%", "--kp", "3"), "--max-drift", "1%").control == of_drift.control
+    bounded = run_file("--max-drift", "2%", "--lambda-max", "9")
+    assert script(*bounded, "--max-drift", "0.02").control.lambda_max == 9
+    assert script(*bounded, "--max-drift", "1%").control.lambda_max == script().control.lambda_max
     (tmp_path / "mine.yaml").write_text("control: {kp: 3, every: 4}")  # what somebody wrote
     mine = script(*run_file(), "--config", str(tmp_path / "mine.yaml"), "--max-drift", "2%")
     assert (mine.control.kp, mine.control.every) == (3, 4)

@@ -63,7 +63,7 @@ def test_it_is_told_before_a_model_is_loaded(asked, given, words, caplog):
         (False, "copy.jsonl", None),
         (False, "gone.jsonl", None),
         (True, None, "general.jsonl: is not the general text"),
-        (False, "other.jsonl", "--general-data .*other.jsonl: is not the general text .*; leave it out"),
+        (False, "other.jsonl", "--general-data .*other.jsonl: is not the general text .*; give --general-data auto"),
     ],
 )
 def test_a_run_that_is_continued_takes_no_other_general_text(tmp_path, edited, named, words):

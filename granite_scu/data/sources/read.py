@@ -238,7 +238,7 @@ def _patterns(chosen: Sequence[Path]) -> list[str]:
     groups: dict[Path, list[Path]] = {}
     for file in chosen:
         groups.setdefault(file.parent / re.split(r"[.\-_]", file.name)[0], []).append(file)
-    return [str(files[0]) if len(files) == 1 else f"'{beginning}*'" for beginning, files in groups.items()]
+    return [str(files[0]) if len(files) == 1 else f"'{beginning}[-._]*'" for beginning, files in groups.items()]
 
 
 def _why_nothing(path: str, others: Counter[str]) -> str:

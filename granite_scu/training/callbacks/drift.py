@@ -132,7 +132,7 @@ class DriftMeter(L.Callback):
             at_bound = f": lambda is at its upper bound of {self.high:g}" if bound == "upper" else ""
             figures = per_cent(found.share), per_cent(self.budget), at_bound
             log.warning("drift is %s on general text that the loop did not see, more than --max-drift %s%s; lower "
-                        "--learning-rate, train for more steps, or raise it", *figures)  # fmt: skip
+                        "--learning-rate, train for more steps, or raise --max-drift", *figures)  # fmt: skip
         return {
             "budget": self.budget,
             "share": found.share,

@@ -69,9 +69,9 @@ def test_a_folder_that_its_files_divide_is_refused_with_the_flags_to_give(tmp_pa
     flag = "--test-data" if held.startswith("test") else "--validation-data"
     said = refused(str(tmp_path))
     assert f"{held} beside files for training" in said
-    given = f"--data-dir {tmp_path / 'notes.jsonl'} '{tmp_path / 'train'}*' {flag} {tmp_path / held}"
+    given = f"--data-dir {tmp_path / 'notes.jsonl'} '{tmp_path / 'train'}[-._]*' {flag} {tmp_path / held}"
     assert f"give {given}" in said
-    assert len(load(f"{tmp_path / 'train'}*", "text")) == 2
+    assert len(load(f"{tmp_path / 'train'}[-._]*", "text")) == 2
     sources_of(DataConfig(path=sorted(map(str, tmp_path.glob("*.jsonl")))))  # as the shell has it from *.jsonl
     assert f"give {given}" in caplog.text
     (tmp_path / "train-0.jsonl").rename(tmp_path / "tests.jsonl")

@@ -82,6 +82,22 @@ def test_the_loop_holds_drift_at_the_budget(trained, share):
     assert all(record["s_target"] is None and 0 < record["s"] < 1 for record in held.records)
 
 
+@pytest.mark.parametrize(
+    ("asked", "bounds"),
+    [
+        ({}, (2.828, 1e-3, 2.828)),
+        ({"control.lambda_init": 0.1}, (0.1, 1e-3, 2.828)),
+        ({"control.lambda_init": 10.0}, (10.0, 1e-3, 10.0)),
+        ({"control.lambda_max": 50.0}, (2.828, 1e-3, 50.0)),
+        ({"control.lambda_min": 5.0}, (5.0, 5.0, 5.0)),
+    ],
+)
+def test_lambda_begins_by_the_budget_and_is_never_more(asked, bounds):
+    """Beyond, under Adam, the anchor's noise is all that a step is made of."""
+    law = Request.from_dotted({"drift.max_drift": "2%"} | asked).control_held.law()
+    assert (law.lambda_start, law.lambda_min, law.lambda_max) == pytest.approx(bounds, rel=1e-3)
+
+
 @pytest.mark.parametrize("asked", [{}, {"control.lambda_max": 50.0, "control.kp": 1.0}, {"control.lambda_max": 1e6}])
 def test_a_run_that_continues_by_its_yaml_has_the_same_law(asked):
     """All that the YAML has counts as given then. Lambda begins at its upper bound, which is the budget's."""
