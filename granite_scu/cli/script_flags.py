@@ -250,8 +250,10 @@ def _without_another_loop(file: config_layers.Layer, flags: config_layers.Layer)
 
 def _without_another_budgets_bounds(file: config_layers.Layer, flags: config_layers.Layer) -> config_layers.Layer:
     """The file of a run less the bounds of lambda, where flags ask for another budget: they follow from that."""
-    budgets = [settings.DriftConfig(max_drift=layer.values.get("drift.max_drift")).max_drift for layer in (file, flags)]
-    if None in budgets or budgets[0] == budgets[1] or not file.values.keys() >= OF_A_RUN:
+    given = [layer.values.get("drift.max_drift") for layer in (file, flags)]
+    if not all(map(config_layers.has_value, given)) or not file.values.keys() >= OF_A_RUN:
+        return file
+    if len({settings.DriftConfig(max_drift=each).max_drift for each in given}) == 1:
         return file
     bounds = ("control.lambda_init", "control.lambda_min", "control.lambda_max")
     return replace(file, values={key: value for key, value in file.values.items() if key not in bounds})
