@@ -164,5 +164,6 @@ def _processes_find_it(rank: int, folder: str) -> None:
     assert of_first_process(rank == 0, find).documents == (document(1, 2),)
 
 
+@pytest.mark.slow
 def test_processes_wait_for_the_one_that_writes_for_longer_than_they_do_elsewhere(tmp_path):
     torch.multiprocessing.spawn(_processes_find_it, (str(tmp_path),), 2)

@@ -279,6 +279,7 @@ def test_a_history_with_little_in_it_is_drawn(tmp_path):
 # The command.
 
 
+@pytest.mark.slow
 def test_the_command_draws_every_figure_twice(make, tmp_path, capsys):
     runs = [make().path, make("none", None, 0.0).path]
     assert main(["plot", *map(str, runs), "--out", str(tmp_path / "new" / "pictures")]) == 0
@@ -308,6 +309,7 @@ def test_a_checkout_has_the_command_of_the_guides_which_names_a_run_that_is_none
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_what_it_cannot_do_is_one_line_and_leaves_nothing(make, tmp_path, capsys):
     run = make().path
     nothing = write_run(tmp_path / "nothing", [record(10, s=math.nan, data_bpt=None)], {}, settings())

@@ -172,6 +172,7 @@ def test_the_lines_of_the_report_can_be_seen_on_both_grounds():
     assert {where: round(value, 2) for where, value in found.items() if value < MIN_CONTRAST} == {}
 
 
+@pytest.mark.slow
 def test_a_strangers_matplotlibrc_changes_no_picture(finished, tmp_path):
     """Nor does a backend that is not there; as a command, since both are read when matplotlib is imported."""
     strange, other = tmp_path / "elsewhere", tmp_path / "other"

@@ -19,6 +19,7 @@ REPO = "ada/adapter"
 TOOL = Path(__file__).parents[3] / "tools" / "push_to_hf.py"
 
 
+@pytest.mark.slow
 def test_the_cached_login_serves_too(tool, hub, run, tmp_path):
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "token").write_text(TOKEN, encoding="utf-8")
@@ -26,6 +27,7 @@ def test_the_cached_login_serves_too(tool, hub, run, tmp_path):
     assert done.returncode == 0 and hub.repos[REPO].private, done.stderr
 
 
+@pytest.mark.slow
 def test_a_dry_run_asks_nobody(tool, hub, run):
     done = tool(run, "--repo-id", REPO, "--dry-run")
     assert (done.returncode, done.stderr, hub.requests) == (0, "", []), done.stderr
@@ -65,6 +67,7 @@ def test_on_a_terminal_it_asks_before_anything_becomes_public(tool, hub, run, an
         assert "nothing was uploaded" in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_one_line(hub, run, tmp_path):
     arrived = threading.Event()
 
