@@ -128,7 +128,7 @@ class Workspace:
         found = {}
         for path in sorted(self.root.rglob("*")):
             name = str(path.relative_to(self.root))
-            if not name.startswith("out/") and name != "out":
+            if name.split("/")[0] not in ("out", ".cache"):  # where the program keeps its predictions
                 is_file = path.is_file() and not path.is_symlink()
                 found[name] = hashlib.sha256(_beginning(path)).hexdigest() if is_file else "no file"
         return found
