@@ -87,9 +87,8 @@ def get_recommended_config() -> dict[str, Any]:
 
     preset = presets.choose(detect())
     request = Layers([], [], preset).request()
-    if (
-        math.prod(launched_processes() or (1,)) > 1
-    ):  # in the script of a cluster's job, which starts several for the training alone
+    # In the script of a cluster's job, which starts several for the training alone.
+    if math.prod(launched_processes() or (1,)) > 1:
         request = request.with_values({"run.multi_gpu": True})
     machine = resolve_request(request)
     request = memory_budget.with_checkpointing_settled(request, machine)

@@ -256,6 +256,7 @@ def _without_another_budgets_bounds(file: config_layers.Layer, flags: config_lay
     if len({settings.DriftConfig(max_drift=each).max_drift for each in given}) == 1:
         return file
     bounds = ("control.lambda_init", "control.lambda_min", "control.lambda_max")
+    log.warning("%s: its bounds of lambda are left out, for the flags ask for another --max-drift", file.origin)
     return replace(file, values={key: value for key, value in file.values.items() if key not in bounds})
 
 

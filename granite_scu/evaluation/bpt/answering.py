@@ -46,9 +46,8 @@ class AnswerScoring:
         except UserError as error:
             if text.loss_on != "all":
                 raise
-            log.warning(
-                "no question of the text is asked: %s", error
-            )  # of a template that tells no answer from the rest
+            # Of a template that tells no answer from the rest all is scored, and nothing can be asked.
+            log.warning("no question of the text is asked: %s", error)
 
     def ask(
         self,

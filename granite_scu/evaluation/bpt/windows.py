@@ -146,9 +146,8 @@ def tokenised(
         return as_corpus(text.name, text.documents, stream, tokenizer)
     if text.has_chats:
         raise UserError(f"{text.name}: there were too few conversations to hold some out; give --data-dir")
-    laid_out = text.tail_of.packing, text.tail_of.on_long
-    if laid_out[0] == "best-fit" or laid_out[1] in ("drop", "truncate"):  # the blocks were others than these
-        packing, on_long = laid_out
+    packing, on_long = text.tail_of.packing, text.tail_of.on_long
+    if packing == "best-fit" or on_long in ("drop", "truncate"):  # the blocks were others than these
         raise UserError(
             f"{text.name}: it was divided by block under --packing {packing} --on-long {on_long}, so that its test "
             "blocks are not known; give --data-dir"
