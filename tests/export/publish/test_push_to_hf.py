@@ -38,20 +38,22 @@ def test_a_dry_run_asks_nobody(tool, hub, run):
     assert "library_name: peft" in done.stdout and "| base model, held-out test documents |" in done.stdout
 
 
-def test_without_a_token_it_says_where_one_comes_from(tool, hub, run):
-    done = tool(run, "--repo-id", REPO, "--yes")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "hf auth login" in done.stderr and "HF_TOKEN" in done.stderr
+def test_without_a_token_it_says_where_one_comes_from(push, hub, monkeypatch, tmp_path):
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    code, _, err = push()
+    assert code == 2 and err.count("\n") == 1
+    assert "hf auth login" in err and "HF_TOKEN" in err
     assert not hub.requests
 
 
-def test_where_nobody_can_be_asked_nothing_becomes_public(tool, hub, run):
-    done = tool(run, "--repo-id", REPO, HF_TOKEN=TOKEN)
-    assert done.returncode == 2 and done.stderr.startswith("error: --yes: needed")
+def test_where_nobody_can_be_asked_nothing_becomes_public(push, hub):
+    code, _, err = push(yes=False)
+    assert code == 2 and err.startswith("error: --yes: needed")
     assert not hub.requests
 
 
-@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("\n", 1)])
+@pytest.mark.parametrize(("answer", "code"), [pytest.param("y\n", 0, marks=pytest.mark.slow), ("\n", 1)])
 def test_on_a_terminal_it_asks_before_anything_becomes_public(tool, hub, run, answer, code):
     terminal, stdin = pty.openpty()
     try:
