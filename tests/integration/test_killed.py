@@ -128,7 +128,8 @@ def contents(folder):
     return {name: (folder / name).read_bytes() for name in files if name.parts[0] != "logs"}
 
 
-@pytest.mark.parametrize("names_first", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("names_first", [False, True])
 def test_a_power_cut_takes_back_no_more_than_a_kill(whole, cut, tmp_path_factory, names_first):
     """And what it had written before is on the disk when it says that it has finished. A copy by hard links, made in
     between, stays as it was."""

@@ -125,7 +125,7 @@ def prepare(
         facts |= {"base_model": base, "repo_id": repo_id, "revision": revision, "license": licence}
         evaluation, problem = attempt(model_card.evaluation_of, folder)
         facts["evaluation"] = evaluation
-        files = {MODEL_CARD: model_card.model_card(facts).encode(), **files, **_pictures(folder)}
+        files = {MODEL_CARD: model_card.model_card(facts).encode(), **files, **pictures_of(folder)}
         notes = tuple(_notes(facts))
     # All of them at once: what has leaked must not wait behind another refusal.
     found = [attempt(_check_content, folder, name, content)[1] for name, content in files.items()]
@@ -182,7 +182,7 @@ def _content(folder: Path, name: str) -> bytes:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _pictures(folder: Path) -> dict[str, bytes]:
+def pictures_of(folder: Path) -> dict[str, bytes]:
     """The run's pictures, by name: the same run gives the same bytes."""
     from granite_scu.viz.control_plot import plot_control  # late: Matplotlib
     from granite_scu.viz.run_folder import read_run

@@ -41,12 +41,29 @@ def hub():
     server.close()
 
 
+@pytest.fixture(scope="session")
+def drawn() -> dict[bytes, dict[str, bytes]]:
+    """By a run's history, the pictures that a card has of it: to draw them takes longer than to publish them."""
+    return {}
+
+
 @pytest.fixture
-def push(hub, run, monkeypatch, capfd):
+def push(hub, run, drawn, monkeypatch, capfd):
     """Calls the command in this process, with a token; returns exit code, stdout and stderr."""
     from huggingface_hub import close_session, constants
 
     from granite_scu.cli.push_to_hf import main
+    from granite_scu.export.publish import selection
+
+    draw = selection.pictures_of
+
+    def drawn_once(folder: Path) -> dict[str, bytes]:
+        history = (folder / "scu_history.json").read_bytes()
+        if history not in drawn:
+            drawn[history] = draw(folder)
+        return drawn[history]
+
+    monkeypatch.setattr(selection, "pictures_of", drawn_once)
 
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
