@@ -85,7 +85,7 @@ def assemble(
     # What people see of it at its end.
     measured = stopwatch, monitor, run.setpoint, reachability
     final = final_score(run.folder, run.console, best, *measured, stoppers, drift)
-    asking = _asking(run, questions, final, line)
+    asking = _asking(run, questions, final)
 
     loggers = [RunLogger(name) for name in run.request.run.loggers]
     trainer = build_trainer(
@@ -159,9 +159,7 @@ def _progress_line(run: PreparedRun) -> ProgressLine:
     )
 
 
-def _asking(
-    run: PreparedRun, questions: Callable[..., L.Callback] | None, final: FinalScore, line: ProgressLine
-) -> L.Callback | None:
+def _asking(run: PreparedRun, questions: Callable[..., L.Callback] | None, final: FinalScore) -> L.Callback | None:
     """What asks questions after the scores; None where none are asked for, or can be."""
     count = run.request.run.samples
     if not questions or not count:
@@ -169,7 +167,7 @@ def _asking(
     if run.machine.sharded:  # no process has all of the weights
         log.info("--fsdp: no question is asked at the end; granite-scu eval asks them")
         return None
-    return questions(run.folder, run.console, run.tokenizer, count, final, line)
+    return questions(run.folder, run.console, run.tokenizer, count, final)
 
 
 def _files(logs: Path, leg: str) -> list[Logger]:

@@ -22,7 +22,7 @@ class ProgressLine(L.Callback):
     ``logging_steps`` optimizer steps, at the next tick, and a short one where that takes more than a minute.
 
     What is left is of the whole run once it has validated: its steps, its validations at the seconds that the last one
-    took, and the scores and questions at its end.
+    took, and the scores at its end. Questions come after that, in a time that the plan states.
 
     Args:
         logging_steps: optimizer steps between written lines.
@@ -34,7 +34,7 @@ class ProgressLine(L.Callback):
     def __init__(self, logging_steps: int, console: Console, validations: Callable[[int], int], scored: float) -> None:
         self.logging_steps, self.console = logging_steps, console
         self._validations, self._scored = validations, scored
-        self._validating = self._validation = self._ending = 0.0
+        self._validating = self._validation = 0.0
         self._latest: dict | None = None
         self._progress: Progress | None = None
         self._line = NotebookLine() if in_notebook() and not console.quiet else None
@@ -81,19 +81,9 @@ class ProgressLine(L.Callback):
             log.info("%s", "  ".join(filter(None, parts)), extra={LIVE: True})
 
     def besides(self, step: int) -> float:
-        """Seconds that validations and the end of the run will take, as far as known when a step is over."""
+        """Seconds that validations and the scores will take, as far as known when a step is over."""
         # That of the step itself, if there is one, comes after its line.
-        return (self._validations(step - 1) + self._scored) * self._validation + self._ending
-
-    def expect(self, seconds: float, aside: float) -> None:
-        """Take note of what comes after the scores.
-
-        Args:
-            seconds: that it will take.
-            aside: seconds that it took to find out.
-        """
-        self._ending = seconds
-        self._heartbeat.set_aside(aside)
+        return (self._validations(step - 1) + self._scored) * self._validation
 
     def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._validating = time.monotonic()

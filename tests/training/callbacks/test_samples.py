@@ -34,7 +34,7 @@ def end(tmp_path, monkeypatch):
         model.disable_adapter = contextlib.nullcontext
         console, final = Console(file=io.StringIO()), SimpleNamespace(summary={"steps": 3})
         module = SimpleNamespace(model=model, language_model=model, start=start, at_start=contextlib.nullcontext)
-        Samples(RunFolder(tmp_path), console, None, 2, final, None).on_train_end(trainer, module)
+        Samples(RunFolder(tmp_path), console, None, 2, final).on_train_end(trainer, module)
         file = tmp_path / SAMPLES
         return json.loads(file.read_text()) if file.is_file() else None
 
@@ -60,28 +60,6 @@ def test_a_generation_that_fails_costs_a_warning_and_not_the_run(end, caplog, tm
 def test_other_processes_and_texts_without_a_beginning_write_nothing(end):
     assert end(lambda *_, **__: pytest.fail("asked for"), main=False) is None
     assert end(lambda *_, **__: [TEXTS], beginnings=0) is None
-
-
-@pytest.mark.parametrize(("found", "told"), [(12.0, 12.0), (RuntimeError("out of memory"), 0.0)])
-def test_the_line_hears_once_what_the_questions_will_take_and_training_time_has_none_of_it(monkeypatch, found, told):
-    def seconds(*_):
-        heard.append("timed")
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    monkeypatch.setattr(Samples, "_seconds", seconds)
-    heard = []
-    watch = SimpleNamespace(stop=lambda: heard.append("stop"), start=lambda: heard.append("start"))
-    line = SimpleNamespace(expect=lambda seconds, aside: heard.append(seconds))
-    plugin = SimpleNamespace(forward_context=contextlib.nullcontext)
-    trainer = SimpleNamespace(
-        is_global_zero=True, precision_plugin=plugin, datamodule=None, global_step=5, max_steps=10
-    )
-    callback = Samples(None, None, None, 2, SimpleNamespace(stopwatch=watch), line)
-    for _ in range(2):
-        callback.on_validation_end(trainer, SimpleNamespace(model=torch.nn.Linear(1, 1)))
-    assert heard == ["stop", "timed", told, "start"]
 
 
 @pytest.mark.parametrize(("start", "before"), [(False, "base model"), (True, "adapter at the start")])
