@@ -87,25 +87,7 @@ def _recomputing(request: Request, how: Recomputed) -> Request:
 
 def fits(request: Request, machine: Machine) -> bool:
     """Whether a run's steps fit into what it may take of the memory."""
-    allowed = machine.memory_limit(request.run.memory_fraction)
-    return surely_fits(request, allowed) or predict(request, machine).total <= allowed
-
-
-def surely_fits(request: Request, allowed: float) -> bool:
-    """Whether so many bytes are enough by a bound that is several times too high, and takes no time.
-
-    It saves small models the second that a prediction takes. A kibibyte for each token, layer and hidden unit: fp32 of
-    the default model keeps 140 bytes. 64 hidden^2 weights in a layer: it has 14.
-    """
-    config = loading.known_config(request.base.name)
-    names = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
-    hidden, layers, vocabulary, heads = (getattr(config, name, None) for name in names)
-    if not (hidden and layers and vocabulary and heads) or getattr(config, "num_local_experts", 0):
-        return False
-    tokens, length = request.data.batch_size * request.data.block_size, request.data.block_size
-    weights = 16 * hidden * (2 * vocabulary + 64 * layers * hidden)
-    activations = tokens * layers * (1024 * hidden + 16 * heads * length)
-    return weights + activations + 16 * vocabulary * min(tokens, 2048) <= allowed
+    return predict(request, machine).total <= machine.memory_limit(request.run.memory_fraction)
 
 
 def sizes(blocks: int, most: int | None = None) -> list[int]:
@@ -119,8 +101,7 @@ def largest_that_fits(request: Request, machine: Machine, most: int | None = Non
     A larger batch takes more, so that halving the candidates finds it.
     """
     candidates = [with_batch(request, size) for size in sizes(request.blocks_per_step, most)]
-    allowed = machine.memory_limit(request.run.memory_fraction)
-    first = bisect_left(candidates, True, key=lambda candidate: predict(candidate, machine).total <= allowed)
+    first = bisect_left(candidates, True, key=lambda candidate: fits(candidate, machine))
     return candidates[first] if first < len(candidates) else None
 
 
