@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import measure
 
 COLUMNS = {
-    "arm": "run", "right": "answers right|.0f", "questions": "of|.0f", "token_f1": "token F1|.2f",
+    "arm": "run", "right": "answers right|.0f", "questions": "of|.0f",
     "bits": "bits a token|.3f", "became_wrong": "general answers lost|.0f", "general": "of|.0f",
     "general_bits": "general bits|+.3f", "seconds": "training s|.0f", "cpu_s": "processor s|.0f",
     "memory_gib": "memory GiB|.2f",
@@ -115,7 +115,6 @@ def scored(options: argparse.Namespace, folders: dict[str, Path]) -> dict[str, d
         rows[arm] = {
             "right": said["right"],
             "questions": found["answers"]["n"],
-            "token_f1": said["token_f1"],
             "bits": model["bits_per_token"],
             "general_right": general["right_after"],
             "became_wrong": general["became_wrong"],

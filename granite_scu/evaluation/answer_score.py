@@ -1,22 +1,23 @@
-"""How well an answer agrees with the expected one: exactly, in what it says, and in its words."""
+"""Whether an answer says what the expected one does."""
 
 import itertools
 import json
 import math
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
+
+from granite_scu.data.tokens.special_tokens import THINKING
 
 RULE = (
     "an answer is as expected if it has every number, and nine in ten of the words, that the expected answer adds to "
     "the question; words such as the, is and of do not count, of alternatives (red or blue) it may have the expected "
-    "one alone, and where JSON is expected it must be the same JSON. Where the expected answer adds a number or name, "
-    "half of the words are enough, if all numbers with their units, all names, and words such as not are among them"
+    "one alone, it denies something (not, never) where the expected one does, and where JSON is expected it must be "
+    "the same JSON. Where the expected answer adds a number or name, half of the words are enough, if all numbers with "
+    "their units, all names, and words such as only are among them"
 )
-"""In words, what ``AnswerScore.right`` says."""
+"""In words, what ``is_as_expected`` says."""
 
 SHARE, SHARE_WITH_NAMES = 0.9, 0.5
 """Of the words that an expected answer adds to the question: all of up to nine, all but one of ten to nineteen; and
@@ -27,7 +28,11 @@ _SMALL = """am and are as at be been being but by did do does for from had has h
 me my of on or our she so that their them then there these they this those to was we were will with would you your"""
 SMALL_WORDS = ARTICLES.union(_SMALL.split())
 """English words that say nothing by themselves. No and not are none of them."""
-_TURNING = {"no", "not", "never", "none", "nobody", "nothing", "neither", "nor", "cannot", "only", "except", "without"}
+_DENIALS = """no not never none nobody nothing neither nor cannot cant couldnt didnt doesnt dont hadnt hasnt havent isnt
+arent wasnt werent wont wouldnt shouldnt mustnt"""
+_DENYING = frozenset(_DENIALS.split())
+"""English words that deny what is said, as ``words_of`` has them."""
+_TURNING = _DENYING | {"only", "except", "without"}
 """English words that turn what is said, whatever names stand beside them."""
 
 _NUMBER = r"(?<![\w.])-?\d[\d.,:]*\d|(?<![\w.])-\d"
@@ -40,31 +45,12 @@ Of the scripts from Bengali to Sinhala it is any character: they have no marks o
 _CHARACTER = r"[\u0e01-\u0eff\u1000-\u102a\u1780-\u17b3\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
 """Of a script without spaces, in which each character counts as a word."""
 _WORD = re.compile(rf"{_NUMBER}|{_CHARACTER}{_MARK}*|(?:(?!{_CHARACTER})\w{_MARK}*)+")
-_THOUGHT = "</think>"
-"""Ends what a model that thinks aloud says before its answer."""
 _PARTS = re.compile(r":\s+|\n+")
 """What divides a question from a text that it is about."""
 _OR = re.compile(r"\b\w+(?:(?:, ?or |, | ?[/|] ?| or )\w+)+"), re.compile(r"\b\w+(?:(?:,? or | ?[/|] ?)\w+)+")
 """Alternatives: with those that commas divide, and without."""
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _POSSESSIVE = re.compile(r"(?<=\w)['\u2019]s\b")
-
-
-@dataclass(frozen=True)
-class AnswerScore:
-    """An answer against the expected one.
-
-    Attributes:
-        exact: the same words in the same order; case, punctuation, white space and English articles aside.
-        contains: it has the words of the expected answer, one after the other.
-        token_f1: harmonic mean of the shares of the words of each that the other has, from 0 to 1.
-        right: see ``RULE``.
-    """
-
-    exact: bool
-    contains: bool
-    token_f1: float
-    right: bool
 
 
 def words_of(text: str) -> list[str]:
@@ -80,18 +66,28 @@ def words_of(text: str) -> list[str]:
     return [word for word in _WORD.findall(_THOUSANDS.sub("", text)) if word not in ARTICLES]
 
 
-def score_answer(answer: str, expected: str, question: str = "") -> AnswerScore:
-    """Compare an answer with the expected one, by the question that was asked; thoughts before either do not count."""
-    answer, expected = (text.rpartition(_THOUGHT)[2] for text in (answer, expected))
-    found, wanted = words_of(answer), words_of(expected)
-    if not wanted:  # an emoji, say
-        same = answer.strip() == expected.strip()
-        return AnswerScore(same, same, float(same), same)
+def is_as_expected(answer: str, expected: str, question: str = "") -> bool:
+    """Whether an answer says what the expected one does, see ``RULE``, by the question that was asked."""
+    answer, expected = map(without_thoughts, (answer, expected))
+    if not (wanted := words_of(expected)):  # an emoji, say
+        return answer.strip() == expected.strip()
     if is_json(expected):  # whose words the question often has all
-        right = _as_json(answer) == _as_json(expected)
-    else:
-        right = _has_what_counts(set(found), expected, question)
-    return AnswerScore(found == wanted, has_phrase(found, wanted), token_f1(found, wanted), right)
+        return _as_json(answer) == _as_json(expected)
+    found = set(words_of(answer))
+    denied = [bool(_DENYING & words) for words in (found, set(wanted))]
+    if denied[0] != denied[1] and not _DENYING.intersection(words_of(question)):
+        return False
+    return _has_what_counts(found, expected, question)
+
+
+def without_thoughts(answer: str) -> str:
+    """What a model that thinks aloud says behind its thoughts; nothing where these were cut short.
+
+    >>> without_thoughts("<think>A capital.</think> Paris."), without_thoughts("<think>A capital, so Par")
+    (' Paris.', '')
+    """
+    _, ended, behind = answer.rpartition(THINKING[1])
+    return behind if ended else behind.partition(THINKING[0])[0]
 
 
 def has_phrase(words: Sequence[str], phrase: Sequence[str]) -> bool:
@@ -103,26 +99,23 @@ def has_phrase(words: Sequence[str], phrase: Sequence[str]) -> bool:
     return any(list(words[at : at + len(phrase)]) == list(phrase) for at in range(len(words) - len(phrase) + 1))
 
 
-def token_f1(found: Sequence[str], wanted: Sequence[str]) -> float:
-    """As in SQuAD: 2 common / (words of both); a word counts as often as it stands in both.
-
-    >>> token_f1(["ilse", "varga", "founded", "it"], ["ilse", "varga"])
-    0.6666666666666666
-    """
-    return 2 * (Counter(found) & Counter(wanted)).total() / max(1, len(found) + len(wanted))
-
-
 def is_json(text: str) -> bool:
     """Whether it is an object or a list of JSON, and so compared as such."""
-    return isinstance(_as_json(text), dict | list)
+    found = _as_json(text)
+    return found is not None and found[0] in "{["
 
 
-def _as_json(text: str) -> object:
-    """What a text says as JSON; None where it is none."""
+def _as_json(text: str) -> str | None:
+    """The JSON of a text in a spelling of its own, in which true is not 1, and 1.0 is; None where it is none."""
     try:
-        return json.loads(text)
+        return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
     except (ValueError, RecursionError):
         return None
+
+
+def _number(text: str) -> int | float:
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def _asking(question: str) -> str:
@@ -201,10 +194,3 @@ def wilson(right: int, n: int, level: float = 0.95) -> tuple[float, float]:
     scale = 1 + z * z / n
     low, high = (middle - half) / scale, (middle + half) / scale
     return (low if right else 0.0), (high if right < n else 1.0)  # as they are but for rounding
-
-
-def totals(scores: Sequence[AnswerScore]) -> dict[str, float]:
-    """How many answers are exact, contain the expected one and are as expected, and their mean F1."""
-    mean = math.fsum(score.token_f1 for score in scores) / max(1, len(scores))
-    counts = {name: sum(getattr(score, name) for score in scores) for name in ("exact", "contains", "right")}
-    return {**counts, "token_f1": mean}

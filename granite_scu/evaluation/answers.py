@@ -2,9 +2,10 @@
 
 import itertools
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,14 +18,16 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import SEED
 from granite_scu.data.blocks.packing import Blocks, padding_of
 from granite_scu.data.sources.documents import Conversation, Document
-from granite_scu.data.tokens.chat import Renderer
+from granite_scu.data.tokens.chat import Renderer, answer_end
 from granite_scu.data.tokens.encoding import encode
-from granite_scu.data.tokens.special_tokens import ReadAs
+from granite_scu.data.tokens.special_tokens import THINKING, ReadAs
 from granite_scu.data.tokens.stream import Stream
-from granite_scu.evaluation.answer_score import RULE, AnswerScore, is_json, score_answer, totals, wilson
+from granite_scu.evaluation.answer_score import RULE, is_as_expected, is_json, wilson
 from granite_scu.model.adapters import Switch
 
 T = TypeVar("T")
+
+_EMPTY_THOUGHT = re.compile(rf"\s*{THINKING[0]}\s*{THINKING[1]}\s*\S")
 
 BATCH = 16
 """Questions that are answered at the same time. On a CPU 32 take a sixth less time each, and where the time runs out in
@@ -40,6 +43,9 @@ at most."""
 SECONDS = 60.0
 """For the answers of a model to one kind of questions at the end of a run: a small one on one core takes a third of it
 for thirty. Who asks for answers alone gets all of them."""
+
+PLAIN = {"num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+"""For ``generate``, whatever a model's own settings are: what is written is the likeliest, or a plain draw."""
 
 _LOOKED_AT = 100
 """Documents that are looked at for each question that is wanted: in a text there may be none."""
@@ -133,6 +139,7 @@ def _last_question(
         return None
     last = learned[-1] + 1
     first = last - np.argmin(targets[:last][::-1])
+    first += _unthought(tokens[first:last].tolist(), tokenizer)
     prompt, answer = tokens[:first].tolist(), tokens[first:last].tolist()
     text = text_of(tokenizer, answer)
     if not text:
@@ -142,6 +149,14 @@ def _last_question(
         words -= 1
     end = next((token for token in answer[words:] if token in special), None)
     return Question(tuple(prompt), asked.last(prompt), text, tuple(answer[:words]), end)
+
+
+def _unthought(answer: list[int], tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens of an empty thought before an answer, by which a template has a model that can think not do so."""
+    if not _EMPTY_THOUGHT.match(tokenizer.decode(answer)):
+        return 0
+    ended = next(n for n in range(len(answer)) if THINKING[1] in tokenizer.decode(answer[:n]))
+    return next((n for n in range(ended, len(answer)) if tokenizer.decode(answer[n : n + 1]).strip()), ended)
 
 
 class _Asked:
@@ -216,7 +231,7 @@ def written(
         unless the time ran out.
     """
     deadline = time.monotonic() + seconds
-    ends, padding = ends_of(model, tokenizer, questions), padding_of(tokenizer)
+    ends, padding = ends_of(model, tokenizer, questions), padding_for(model, tokenizer)
     found: dict[str, list[list[int]]] = {name: [] for name in switches}
     for batch in shown(list(batches_of(questions))):
         prompts, most, answers = [question.tokens for question in batch], max_answer_tokens(batch), []
@@ -257,10 +272,15 @@ def max_answer_tokens(batch: Sequence[Question]) -> int:
     return min(MAX_NEW_TOKENS, math.ceil(LONGER * max(len(question.answer) for question in batch)) + MORE)
 
 
+def padding_for(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that fills up a batch: one that the model has, though the tokenizer's own may have been added to it."""
+    return padding_of(tokenizer, len(model.get_input_embeddings().weight))
+
+
 def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question]) -> list[int]:
-    """The tokens that end an answer: what ends the expected ones, and what the tokenizer and the model have for it."""
+    """The tokens that end an answer: what ends the expected ones, and those of template, tokenizer and model."""
     of_model = model.generation_config.eos_token_id
-    ends = {question.end for question in questions} | {tokenizer.eos_token_id}
+    ends = {question.end for question in questions} | {answer_end(tokenizer), tokenizer.eos_token_id}
     ends |= set(of_model) if isinstance(of_model, list) else {of_model}
     return sorted(end for end in ends if end is not None)
 
@@ -351,9 +371,6 @@ def continuations(
     for row, prompt in enumerate(prompts):
         ids[row, time_of_prompt - len(prompt) :] = torch.tensor(prompt)
         mask[row, time_of_prompt - len(prompt) :] = 1
-    # What a model's own settings may have is overruled: they are for draws, or keep words from being said again.
-    plain = {"do_sample": False, "num_beams": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 50}
-    plain |= {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
     # The last states are a slice of all: PyTorch would copy the head's weights for each row that it multiplies by them.
     head = model.get_output_embeddings()
     hook = head.register_forward_pre_hook(lambda _, given: (given[0].contiguous(), *given[1:]))
@@ -366,7 +383,8 @@ def continuations(
             pad_token_id=padding,
             max_time=None if math.isinf(seconds) else seconds,
             logits_processor=LogitsProcessorList([noise] if noise else []),
-            **plain,
+            **PLAIN,
+            **{"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 50},
         )[:, time_of_prompt:].tolist()
     finally:
         hook.remove()
@@ -393,7 +411,7 @@ def scored(questions: Sequence[Question], texts: Mapping[str, Sequence[str]]) ->
             "expected": question.expected,
             **dict(zip(texts, answers, strict=True)),
             "scores": {
-                name: asdict(score_answer(answer, question.expected, question.text))
+                name: {"right": is_as_expected(answer, question.expected, question.text)}
                 for name, answer in zip(texts, answers, strict=True)
             },
         }
@@ -401,13 +419,13 @@ def scored(questions: Sequence[Question], texts: Mapping[str, Sequence[str]]) ->
     ]
 
 
-def figures(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
-    """How many answers of one of the models are ``exact``, ``contain`` the expected one, are ``right``, and their F1.
+def figures(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, int]:
+    """How many answers of one of the models are right.
 
-    >>> figures([{"scores": {"base": {"exact": True, "contains": True, "right": True, "token_f1": 1.0}}}], "base")
-    {'exact': 1, 'contains': 1, 'right': 1, 'token_f1': 1.0}
+    >>> figures([{"scores": {"base": {"right": True}}}, {"scores": {"base": {"right": False}}}], "base")
+    {'right': 1}
     """
-    return totals([AnswerScore(**record["scores"][name]) for record in records])
+    return {"right": sum(record["scores"][name]["right"] for record in records)}
 
 
 def summary(records: Sequence[Mapping[str, Any]], asked: int) -> dict[str, Any]:
@@ -419,7 +437,7 @@ def summary(records: Sequence[Mapping[str, Any]], asked: int) -> dict[str, Any]:
         "base": figures(records, "base"),
         "adapter": of_adapter,
         "right": of_adapter["right"],
-        "interval": list(wilson(int(of_adapter["right"]), len(records))),
+        "interval": list(wilson(of_adapter["right"], len(records))),
         "rule": RULE,
         "json": sum(is_json(record["expected"]) for record in records),
     }

@@ -22,12 +22,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED
-from granite_scu.data.blocks.packing import padding_of
 from granite_scu.data.sources.documents import Conversation
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.evaluation import statistics
-from granite_scu.evaluation.answer_score import SMALL_WORDS, has_phrase, words_of
-from granite_scu.evaluation.answers import BATCH, Question, batches_of, questions_of, text_of, written
+from granite_scu.evaluation.answer_score import SMALL_WORDS, has_phrase, without_thoughts, words_of
+from granite_scu.evaluation.answers import BATCH, Question, batches_of, padding_for, questions_of, text_of, written
 from granite_scu.evaluation.general_text import Document, batches
 from granite_scu.evaluation.score import padded_length
 from granite_scu.model.adapters import Switch
@@ -90,6 +89,7 @@ class General:
         JSON, which a run on a format has for everything, is no answer. One that names another of the same kind, as
         "the season runs from April to October", has to have half the words of the question.
         """
+        answer = without_thoughts(answer)
         words, known = words_of(answer), [words_of(each) for each in self.accepted]
         if answer.lstrip().startswith(("{", "[")) or not any(has_phrase(words, each) for each in known):
             return False
@@ -146,12 +146,12 @@ def ask_general(
     A question that the chat template refuses is left out, with a warning that names it.
     """
     general, questions, refusals = as_asked(general_questions()[:count], tokenizer)
-    nats = {}
+    nats, padding = {}, padding_for(model, tokenizer)
     if refusals:
         log.warning("%d of %d general questions are not asked: %s", len(refusals), count, refusals[0])
     for name, switch in switches.items():
         with switch():
-            nats[name] = nats_of_answers(model, questions, padding_of(tokenizer))
+            nats[name] = nats_of_answers(model, questions, padding)
     (first, base), *others = switches.items()
     rows: dict[str, list[list[int]]] = {name: [] for name in switches}
     began = time.monotonic()
@@ -165,7 +165,6 @@ def ask_general(
             break
     pairs = zip(questions[:DRIFT_ON], rows[first], strict=False)
     said = [_document(question, row) for question, row in pairs if row]
-    padding = padding_of(tokenizer)
     drifts = {name: drift_on(model, said, base, switch, padding) for name, switch in others if said}
     return replace(tried, drifts=drifts)
 

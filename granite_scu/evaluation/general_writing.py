@@ -23,13 +23,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from granite_scu.config.errors import UserError
 from granite_scu.config.progress import say, tracked
 from granite_scu.control.units import duration
-from granite_scu.data.blocks.packing import padding_of
 from granite_scu.data.sources.documents import Conversation
 from granite_scu.data.sources.read import named_by
 from granite_scu.data.tokens import templates
-from granite_scu.data.tokens.chat import Renderer
+from granite_scu.data.tokens.chat import Renderer, answer_end
 from granite_scu.data.tokens.encoding import backend_of, beginning, token_ids
-from granite_scu.evaluation.answers import Noise, continuations, ends_of, text_of
+from granite_scu.evaluation.answers import Noise, continuations, ends_of, padding_for, text_of
 from granite_scu.evaluation.general_text import AUTO, Document, GeneralText, read
 from granite_scu.storage.kept import cache_folder, digest_of
 
@@ -195,7 +194,7 @@ def _draws(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, noise: Noise, openings: Sequence[str]
 ) -> Iterator[_Draw]:
     """Batches of chats without end; of plain texts where there is no template, or the model never learned to use it."""
-    padding, ends = padding_of(tokenizer), ends_of(model, tokenizer, [])
+    padding, ends = padding_for(model, tokenizer), ends_of(model, tokenizer, [])
     if tokenizer.chat_template:
         form = _form(tokenizer)
         stops = sorted({*ends, form.turn_end, form.answer_end})
@@ -259,13 +258,14 @@ def _form(tokenizer: PreTrainedTokenizerBase) -> _Form:
     with named_by("--general-data"):
         rendered = renderer.render(Conversation(AUTO, question, messages=messages))
     opening, _, rest = rendered.text.partition(question)
-    between, _, behind = rest.partition(answer)
-    end, after = (renderer.control.first_in(text) for text in (between, behind))
+    between = rest.partition(answer)[0]
+    end = renderer.control.first_in(between)
     if not between.lstrip().startswith(end or "?"):
         raise UserError(
             "--general-data auto: the chat template has no control token that ends what the user says, so the base "
             f"model cannot write a question; {REMEDY}"
         )
     turn_end, *invitation = token_ids(between[between.index(end) :], tokenizer)
-    answer_end = tokenizer.convert_tokens_to_ids(after) if after else tokenizer.eos_token_id
-    return _Form(token_ids(opening, tokenizer), turn_end, invitation, answer_end)
+    ending = answer_end(tokenizer)
+    ending = tokenizer.eos_token_id if ending is None else ending
+    return _Form(token_ids(opening, tokenizer), turn_end, invitation, ending)

@@ -14,9 +14,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 from granite_scu.config.errors import UserError
 from granite_scu.config.sampling import Sampling
 from granite_scu.config.untrusted_input import printable
+from granite_scu.data.blocks.packing import padding_of
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.encoding import beginning, require_known, token_ids
 from granite_scu.data.tokens.special_tokens import ReadAs
+from granite_scu.evaluation.answers import PLAIN, ends_of
 
 log = logging.getLogger(__name__)
 
@@ -98,15 +100,16 @@ def stream(
     rows, name = len(model.get_input_embeddings().weight), model.name_or_path
     require_known(inputs["input_ids"].flatten().numpy(), tokenizer, rows, name)
     drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p or 1.0, "top_k": 0}
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     if sampling.temperature > 0:
         torch.manual_seed(sampling.seed)
     return model.generate(
         **{name: tensor.to(model.device) for name, tensor in inputs.items()},
+        **PLAIN,
+        eos_token_id=ends_of(model, tokenizer, []),
         max_new_tokens=sampling.max_new_tokens,
         do_sample=sampling.temperature > 0,
         **(drawn if sampling.temperature > 0 else {}),
-        pad_token_id=pad,
+        pad_token_id=padding_of(tokenizer, rows),
         streamer=_Pieces(tokenizer, sink),
     )
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from granite_scu.config.sampling import Sampling
-from granite_scu.data.blocks.packing import Blocks, padding_of
-from granite_scu.evaluation.answers import continuations, ends_of
+from granite_scu.data.blocks.packing import Blocks
+from granite_scu.evaluation.answers import continuations, ends_of, padding_for
 
 _LENGTH, _MAX_LENGTH, _MIN_REST = 32, 256, 8
 """Tokens: of a text's opening; of the longest that is taken of a chat; and what has to follow it."""
@@ -97,7 +97,7 @@ def sample(
     prompts, ends = [opening.tokens.tolist() for opening in openings], ends_of(model, tokenizer, [])
 
     def continued() -> list[str]:
-        found = continuations(model, prompts, SAMPLING.max_new_tokens, ends, padding_of(tokenizer))
+        found = continuations(model, prompts, SAMPLING.max_new_tokens, ends, padding_for(model, tokenizer))
         return tokenizer.batch_decode(found, skip_special_tokens=True)
 
     with without_adapter():

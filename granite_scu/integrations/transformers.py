@@ -33,8 +33,8 @@ from granite_scu.config.settings import (
 from granite_scu.control.laws.base import Output, as_stored, restored
 from granite_scu.control.loop import ControlLoop
 from granite_scu.control.units import per_cent
-from granite_scu.data.blocks.packing import padding_of
 from granite_scu.evaluation import general_text
+from granite_scu.evaluation.answers import padding_for
 from granite_scu.integrations.adapter import Adapter
 from granite_scu.integrations.drift import obtain, tokens_per_step
 from granite_scu.integrations.loss_meter import counted
@@ -357,7 +357,8 @@ class ShannonCallback(TrainerCallback, ExportableState):
             step = self._tokens_per_step
             anchor = anchor_tokens(step, args.gradient_accumulation_steps)
             sizes = anchor, steering_tokens(step * self._config.every)
-            return HeldDrift(plant.as_trained(), text.batches(*sizes, padding_of(tokenizer)), budget, turns)
+            padding = padding_for(plant.language_model, tokenizer)
+            return HeldDrift(plant.as_trained(), text.batches(*sizes, padding), budget, turns)
 
     # The rest
 

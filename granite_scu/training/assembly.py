@@ -121,7 +121,8 @@ def _drift(run: PreparedRun) -> DriftMeter | None:
     accumulated = run.request.trainer.accumulate_grad_batches
     sizes = anchor_tokens(step, accumulated), steering_tokens(step * every)
     budget, bounds = float(asked.max_drift), (run.controller.lambda_min, run.controller.lambda_max)
-    return DriftMeter(partial(general_data.obtain, run), budget, bounds, *sizes, padding_of(run.tokenizer))
+    padding = padding_of(run.tokenizer, run.data.rows)
+    return DriftMeter(partial(general_data.obtain, run), budget, bounds, *sizes, padding)
 
 
 def _reachability(run: PreparedRun) -> ReachabilityMonitor | None:

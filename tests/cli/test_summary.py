@@ -113,7 +113,7 @@ def test_after_chats_four_questions_are_shown_with_their_answers_and_what_is_nex
                 "adapter": f"{'much ' * 30}I say {n}."}
                for n in range(9)]  # fmt: skip
     (tmp_path / "answers.json").write_text(json.dumps({"answers": records}))
-    figures = {"exact": 0, "contains": 0, "right": 0, "token_f1": 0.0}
+    figures = {"right": 0}
     answers = {"n": 9, "asked": 40, "right": 9, "interval": [0.7, 1.0], "base": figures, "adapter": figures}
     shown = printed(summary_of(answers=answers), tmp_path)
     assert [f"I say {n}.\n" in shown for n in range(9)] == [True] * 4 + [False] * 5

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.data.sources.documents import Conversation, Document
 from granite_scu.data.tokens.encoding import encode
+from granite_scu.data.tokens.templates import with_template
 from granite_scu.evaluation import answers
 from granite_scu.evaluation.answers import ask, batches_of, ends_of, greedy, questions_of
 from granite_scu.evaluation.generate import tokenized_chat
@@ -42,6 +43,24 @@ def test_the_question_is_all_before_the_last_answer(tokenizer):
         asked = tokenized_chat(tokenizer, whole.messages[:-1])
         assert list(question.tokens) == asked["input_ids"][0].tolist()
         assert question.end in (tokenizer.eos_token_id, *tokenizer.all_special_ids)
+
+
+ANOTHER_END = (
+    "{% for each in messages %}<|start_of_role|>{{ each.role }}<|end_of_role|>{{ before if each.role == 'assistant' }}"
+    "{{ each.content }}<|fim_suffix|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"
+)
+
+
+def test_what_ends_a_turn_in_the_template_ends_an_answer_and_an_empty_thought_is_no_part_of_it(tokenizer):
+    thinking = "{% set before = '<think>\n\n</think>\n\n' %}" + ANOTHER_END
+    for template in (ANOTHER_END, thinking):
+        other = with_template(tokenizer, template)
+        (question,) = questions_of(encode(CHATS[:1], other), other)
+        assert (question.expected, question.text) == ("A ferry.", "Who are you?")
+        assert other.decode(question.tokens).endswith("</think>\n\n" if template == thinking else "<|end_of_role|>")
+        turn_end = tokenizer.convert_tokens_to_ids("<|fim_suffix|>")
+        assert turn_end in ends_of(llama(), other, []) and turn_end not in ends_of(llama(), tokenizer, [])
 
 
 def test_where_all_is_learned_there_is_no_question(tokenizer):

@@ -68,6 +68,7 @@ def test_a_model_is_scored_on_the_known_answers_and_asked_until_it_is_seen_to_kn
 
 def test_a_question_that_the_template_refuses_is_left_out_and_named(model, caplog):
     tokenizer = load_tokenizer(TINY_MODEL)
+    tokenizer.add_special_tokens({"pad_token": "<|added|>"})  # of which the model has no row
     refusing = "{% if 'France' in messages[0].content %}{{ raise_exception('no politics') }}{% endif %}"
     tokenizer.chat_template = refusing + tokenizer.chat_template
     tried = ask_general(model.get_base_model(), tokenizer, {"base": model.disable_adapter}, 3)

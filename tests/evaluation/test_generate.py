@@ -48,6 +48,20 @@ def test_both_models_say_with_a_cache_what_plain_transformers_says_with_and_with
     assert tokenizer.decode(adapted, skip_special_tokens=True) == PROMPT + text
 
 
+def test_it_stops_where_a_turn_ends_and_heeds_no_penalty_of_the_models_own(tokenizer, model, monkeypatch):
+    inputs, base = generation.tokenized(tokenizer, PROMPT, chat=False), model.get_base_model()
+    length = inputs["input_ids"].shape[1]
+
+    def said() -> list[int]:
+        return generation.stream(base, tokenizer, inputs, Sampling(8), lambda piece: None)[0, length:].tolist()
+
+    whole = said()
+    monkeypatch.setattr(base.generation_config, "repetition_penalty", 5.0)
+    assert said() == whole
+    monkeypatch.setattr(generation, "ends_of", lambda *_: [whole[3]])
+    assert said() == whole[: whole.index(whole[3]) + 1]
+
+
 def test_draws_hang_on_the_seed_alone(tokenizer):
     inputs = generation.tokenized(tokenizer, PROMPT, chat=False)
     model = loading.load_model(BaseConfig(TINY_MODEL), torch.float32)

@@ -491,3 +491,20 @@ def _outline(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((name, _outline(entry)) for name, entry in value.items())
     return tuple(map(_outline, value)) if isinstance(value, list) else repr(value)
+
+
+def answer_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The control token that ends an answer in the tokenizer's chat template, which is often not its end of text.
+
+    None where there is no template, or none that takes a question and an answer and has such a token behind it.
+    """
+    if not tokenizer.chat_template:
+        return None
+    answer, renderer = "Answer 5550", Renderer(tokenizer)
+    messages = {"role": "user", "content": "?"}, {"role": ASSISTANT, "content": answer}
+    try:
+        behind = renderer.render(Conversation("a question", answer, messages=messages)).text.partition(answer)[2]
+    except UserError:
+        return None
+    end = renderer.control.first_in(behind)
+    return tokenizer.convert_tokens_to_ids(end) if end else None

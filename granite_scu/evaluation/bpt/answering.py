@@ -15,14 +15,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.progress import tracked
-from granite_scu.data.blocks.packing import padding_of
 from granite_scu.evaluation import answers, elsewhere, general_text
 from granite_scu.evaluation.answer_score import RULE, wilson
 from granite_scu.evaluation.bpt.subjects import Subject
 from granite_scu.evaluation.bpt.texts import Texts
 from granite_scu.model.adapters import Switch
 from granite_scu.model.drift import MARGIN, READ_AT_ONCE, Drift, GeneralPart, Trained
-from granite_scu.storage.run_folder import GENERAL, METRICS, TRAINING_CONFIG, read_if_there, read_json
+from granite_scu.storage.run_folder import GENERAL, TRAINING_CONFIG, read_json
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +84,9 @@ class AnswerScoring:
         found: dict[str, Any] = {"elsewhere": general} if general else {}
         if self.questions and all(name in self.answers for name in names):
             records = answers.scored(self.questions, self.answers)
-            models = {name: answers.figures(records, name) for name in names}
+            models: dict[str, Any] = {name: answers.figures(records, name) for name in names}
             for each in models.values():
-                each["interval"] = list(wilson(int(each["right"]), len(records)))
+                each["interval"] = list(wilson(each["right"], len(records)))
             counts = {"n": len(records), "asked": len(self.questions), "rule": RULE}
             found["answers"] = {**counts, "models": models, "records": records}
         return found
@@ -127,9 +126,10 @@ class DriftScoring:
             except UserError as error:
                 console.print(f"{name}: drift is not measured: {error}", highlight=False, markup=False)
                 continue
-            batches = general_text.batches(text.parts().held_out, READ_AT_ONCE, padding_of(self.tokenizer))
+            padding = answers.padding_for(model, self.tokenizer)
+            batches = general_text.batches(text.parts().held_out, READ_AT_ONCE, padding)
             moved = drift_between(model, base, switches[name], batches, autocast)
-            self.found[name] = beside(moved, read_if_there(run / METRICS).get("drift", {}).get("budget"))
+            self.found[name] = beside(moved, read_json(run / TRAINING_CONFIG).get("drift", {}).get("max_drift"))
 
 
 def beside(moved: Drift, budget: float | None) -> dict[str, Any]:

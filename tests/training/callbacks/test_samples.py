@@ -10,7 +10,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from granite_scu.config.settings import DataConfig
 from granite_scu.evaluation import elsewhere
+from granite_scu.evaluation.bpt.texts import Texts
 from granite_scu.evaluation.samples import Sample
 from granite_scu.storage.run_folder import METRICS, SAMPLES, RunFolder
 from granite_scu.training.callbacks import samples as callback
@@ -55,6 +57,17 @@ def test_a_generation_that_fails_costs_a_warning_and_not_the_run(end, caplog, tm
     assert "the report has no samples: RuntimeError: out of memory" in caplog.text
     assert "the report has no general answers: RuntimeError: out of memory" in caplog.text
     assert not (tmp_path / METRICS).exists(), "nothing was measured"
+
+
+def test_chats_that_are_divided_by_block_are_not_asked_for_as_unseen(monkeypatch, tmp_path):
+    """All that is learned, so that they are read again: most of them are trained on."""
+    found = Texts("x", [], tail_of=DataConfig())
+    monkeypatch.setattr(callback.texts, "held_out", lambda *_: found)
+    monkeypatch.setattr(callback.answers, "questions_in", lambda documents, *_: documents)
+    data = SimpleNamespace(chats=3, config=DataConfig(loss_on="all"), seed=0)
+    assert callback.held_out_questions(data, None, 5, RunFolder(tmp_path)) == []
+    found = Texts("x", ["a chat"])
+    assert callback.held_out_questions(data, None, 5, RunFolder(tmp_path)) == ["a chat"]
 
 
 def test_other_processes_and_texts_without_a_beginning_write_nothing(end):
