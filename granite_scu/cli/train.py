@@ -20,6 +20,7 @@ from granite_scu.config.progress import say
 from granite_scu.config.request import Request, add_settings, nested
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.data.tokens import templates
+from granite_scu.evaluation.bpt.texts import documents_of
 from granite_scu.evaluation.score import score_split
 from granite_scu.export.present import write_report_on_exit
 from granite_scu.hardware import presets
@@ -141,9 +142,12 @@ def _score(request: Request, split: str) -> dict:
     if not data.holds_out(split):
         raise UserError(f"--held-out-share 0: nothing is held out for {split}; name a file by --{split}-data")
     data.prepare(templates.of_data(load_tokenizer(request.base.name), request.data))
+    folder = RunFolder(request.run.output_dir).path
+    if documents_of(folder) not in (None, json.loads("".join(data.record()))):
+        raise UserError(f"{folder}: its text has changed since, so that it would be divided anew; score it with eval")
     machine.claim(request.run.memory_fraction)
     batches = data.val_dataloader() if split == "validation" else data.test_dataloader()
-    return score_split(RunFolder(request.run.output_dir).path, request.base, machine, batches, split)
+    return score_split(folder, request.base, machine, batches, split)
 
 
 def dry_run(layers: Layers, as_json: bool) -> int:

@@ -21,6 +21,7 @@ HISTORY = "scu_history.json"
 HISTORY_LINES = "scu_history.jsonl"
 METRICS = "scu_metrics.json"
 DOCUMENTS = "documents.json"
+CSV_LOG = "metrics.csv"
 """Which documents were trained on, validated on and held out, by digest."""
 EVALUATION = "eval_bpt.json"
 """What ``granite-scu eval`` found of the finished run."""
@@ -296,6 +297,14 @@ def unreadable(path: Path, error: OSError | ValueError) -> UserError:
 def step_of(checkpoint: Path) -> int:
     """The optimizer step that a checkpoint is named after."""
     return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def csv_legs(folder: Path) -> list[tuple[int, Path]]:
+    """The folders of a run's ``CSV_LOG``, with the steps after which they begin, in order: its own, and those of each
+    time that it was continued."""
+    top, begins = folder / "logs" / "csv", "from-checkpoint-"
+    legs = [(step, path) for path in top.glob(f"{begins}*") if (step := path.name.removeprefix(begins)).isdigit()]
+    return [(0, top), *sorted((int(step), path) for step, path in legs)]
 
 
 def _is_trace(entry: Path) -> bool:

@@ -16,7 +16,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.hardware.machine import Machine
 from granite_scu.storage import checkpoint, checkpoint_list
-from granite_scu.storage.run_folder import RunFolder, step_of
+from granite_scu.storage.run_folder import CSV_LOG, RunFolder, csv_legs, step_of
 from granite_scu.training.defaults import FITTED
 from granite_scu.training.memory_budget import ran_out
 
@@ -173,12 +173,20 @@ def restore_records(folder: RunFolder, resume: Resume, drop_later: bool) -> None
 
     In its own folder what came after it makes way, newest first: ``last`` works wherever this is cut short.
     """
+    source = RunFolder(resume.path.parent)
     if resume.in_place and drop_later:
         for path in reversed(later(resume)):
             shutil.rmtree(path)
     if not resume.in_place:
-        for record in RunFolder(resume.path.parent).read_history():
+        for record in source.read_history():
             folder.append_history(record)
+        for _, leg in csv_legs(source.path):
+            if (leg / CSV_LOG).is_file():
+                (there := folder.path / leg.relative_to(source.path)).mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(leg / CSV_LOG, there / CSV_LOG)
+    for begun, leg in csv_legs(folder.path):
+        if begun > resume.step:  # this run does again what it did
+            shutil.rmtree(leg)
     kept = folder.truncate_history(resume.control["latest"].get("step", 0))  # 0: it was saved before the first tick
     if kept != (ticks := resume.control["ticks"]):
         log.warning("the history holds %d of the checkpoint's %d ticks; the pictures will have a gap", kept, ticks)

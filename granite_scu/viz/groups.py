@@ -10,10 +10,12 @@ import numpy as np
 from granite_scu.control.units import per_cent
 from granite_scu.viz import style
 from granite_scu.viz.run_folder import Run
-from granite_scu.viz.words import flat
+from granite_scu.viz.words import flat, section
 
 _COMPARED = ("base", "lora", "optimizer", "prior", "data", "control", "drift", "trainer")
 """What of a run's settings may set it apart; where it ran, and where it was written to, may not."""
+_COMPARED_TOO = ("run.early_stopping", "run.stop_at_equilibrium", "plan.tokens_per_step", "machine.precision")
+"""Of the rest: what ends a run, what a step is, of which processes are a part, and what ``auto`` became."""
 _NOT_COMPARED = ("data.num_workers", "data.prefetch_factor", "data.cache_dir")
 """Of those: what changes no number."""
 _SHORT = {"optimizer.learning_rate": "lr", "trainer.max_steps": "steps", "data.train_tokens": "tokens"}
@@ -105,6 +107,7 @@ def _settings(run: Run) -> dict[str, Any]:
     """What was asked for, without what ``_law`` tells or the controller does not use."""
     groups = ((name, run.settings.get(name)) for name in _COMPARED)
     found = dict(flat({name: values for name, values in groups if isinstance(values, dict)}))
+    found |= {name: section(run.settings, name.split(".")[0]).get(name.split(".")[1]) for name in _COMPARED_TOO}
     told = {"control.controller", "control.target_s", *(["drift.max_drift"] if run.holds_drift else [])}
     if _controller(run) in ("fixed", "none"):
         told.add("control.lambda_init")

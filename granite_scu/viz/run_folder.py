@@ -15,6 +15,7 @@ from granite_scu.config.untrusted_input import read_file
 from granite_scu.storage.run_folder import (
     ANSWERS,
     CONTROL_CONFIG,
+    CSV_LOG,
     ELSEWHERE,
     EVALUATION,
     HISTORY,
@@ -25,6 +26,7 @@ from granite_scu.storage.run_folder import (
     STOPPED,
     TRAINING_CONFIG,
     RunFolder,
+    csv_legs,
     read_if_there,
     read_json,
     unreadable,
@@ -216,11 +218,10 @@ def read_validations(folder: Path, metrics: dict[str, Any]) -> tuple[tuple[int, 
     """(optimizer step, bits) of each validation, from the CSV log, of which a resumed run has a file for each leg; of
     the last step from the summary."""
     found: dict[int, float] = {}
-    for file in sorted((folder / "logs" / "csv").glob("**/metrics.csv"), key=lambda file: file.stat().st_mtime):
-        resumed = re.fullmatch(r"from-checkpoint-(\d+)", file.parent.name)
-        if resumed:  # it did again what came after its checkpoint
-            found = {step: value for step, value in found.items() if step <= int(resumed[1])}
-        found |= _read_csv(file)
+    for begun, leg in csv_legs(folder):  # each did again what came after its checkpoint
+        found = {step: value for step, value in found.items() if step <= begun}
+        if (file := leg / CSV_LOG).exists():
+            found |= _read_csv(file)
     last, value = metrics.get("steps"), metrics.get("final_val_bpt")
     if isinstance(last, int) and isinstance(value, float | int):
         found.setdefault(last, float(value))

@@ -91,19 +91,18 @@ def _judged(run: Run, ratios: np.ndarray) -> Unsettled:
     """By where the smoothed S stood against S* in the later half: (ticks,) ratios that are finite."""
     target, last = float(run.column("s_target")[-1]), float(ratios[-1])
     was = f"At the end it was {percent(last * target)}, and S* is {percent(target)}."
-    longer = f"--max-steps {2 * run.history[-1]['step']}"
     if (ratios < 1 - BAND).all():
         lower = percent(0.8 * last * target)
         return Unsettled(
             f"S never settled: it was still too low when the run ended. {was}",
             f"Train longer, or lower the setpoint to about {lower} (--target-s {0.8 * last * target:.2g}).",
-            longer,
+            length_of(run, 2, 2 * run.history[-1]["step"]),
         )
     if (ratios > 1 + BAND).all():
         return Unsettled(
             f"S never settled: it was still too high when the run ended. {was}",
             "Train longer: λ needs more ticks to bring it down. A larger --lambda-init starts nearer.",
-            longer,
+            length_of(run, 2, 2 * run.history[-1]["step"]),
         )
     inside = f"within {percent(BAND)} of S* at {percent(float((np.abs(ratios - 1) <= BAND).mean()))}"
     return Unsettled(
@@ -111,6 +110,12 @@ def _judged(run: Run, ratios: np.ndarray) -> Unsettled:
         "Measure S over more text: larger micro-batches or more of them in a step make it less noisy.",
         _accumulation(run),
     )
+
+
+def length_of(run: Run, times: float, steps: int) -> str:
+    """The length of another run: so many times as many epochs, where they were given, or else so many steps."""
+    epochs = section(run.settings, "data").get("num_epochs")
+    return f"--num-epochs {times * epochs:.3g}" if is_number(epochs) else f"--max-steps {steps}"
 
 
 def _accumulation(run: Run) -> str:

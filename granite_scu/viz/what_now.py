@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from granite_scu.viz.run_folder import Run
-from granite_scu.viz.settling import unsettled
+from granite_scu.viz.settling import length_of, unsettled
 from granite_scu.viz.words import is_number, percent, quantity, section, short, signed
 
 _EARLY = 0.8
@@ -284,10 +284,11 @@ def _elsewhere(found: Mapping[str, Any]) -> str:
         found[name] if is_number(found.get(name)) else 0
         for name in ("n", "became_wrong", "became_right", "bits_after", "bits_before")
     )
-    if not n:
-        return f"Elsewhere none of {found.get('asked')} general questions was answered in the time"
     model = f"the {found.get('compared_with', 'base model')}"
     cost = f"known answers cost {after - before:.2g} bits per token more than with {model}"
+    if not n:
+        none = f"Elsewhere none of {found.get('asked')} general questions was answered in the time"
+        return f"{none}; {cost}" if found.get("damaged") else none
     if wrong:
         lost = found.get("lost")
         named = list(map(str, lost)) if isinstance(lost, list) else []
@@ -490,10 +491,10 @@ def _length(run: Run, found: Verdict) -> Iterator[Advice]:
             text = (
                 f"The validation fell no further after step {early:,} of {end:,}; what follows can cost what it knew."
             )
-            yield Advice("Train for fewer steps", text, _again(run, _for(run, early / end, early)))
+            yield Advice("Train for fewer steps", text, _again(run, length_of(run, early / end, early)))
     elif before - lowest > matters and best > since and found.state != "damaged" and not _all_right(run):
         text = f"The validation still fell at the end: {signed(lowest / before - 1)} from step {since:,} to {best:,}."
-        yield Advice("Train longer", text, _again(run, _for(run, 2, 2 * end)))
+        yield Advice("Train longer", text, _again(run, length_of(run, 2, 2 * end)))
 
 
 def _all_right(run: Run) -> bool:
@@ -516,18 +517,12 @@ def _validated(run: Run) -> float | None:
 
 def _shorter(run: Run, best: int, end: int) -> Advice:
     text = f"The validation was best at step {best:,} of {end:,}. What came later fitted the training text alone."
-    return Advice("Train for fewer steps", text, _again(run, _for(run, best / end, best)))
+    return Advice("Train for fewer steps", text, _again(run, length_of(run, best / end, best)))
 
 
 def _of_chats(run: Run) -> bool:
     """Whether it was trained on conversations."""
     return bool(section(run.settings, "data_summary").get("conversations") or section(run.metrics, "answers"))
-
-
-def _for(run: Run, times: float, steps: int) -> str:
-    """The length of another run: so many times as many epochs, where they were given, or else so many steps."""
-    epochs = section(run.settings, "data").get("num_epochs")
-    return f"--num-epochs {times * epochs:.3g}" if is_number(epochs) else f"--max-steps {steps}"
 
 
 def _again(run: Run, flags: str) -> str:

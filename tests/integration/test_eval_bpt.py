@@ -81,6 +81,18 @@ def test_a_run_alone_is_scored_on_what_it_held_out(run, call, tmp_path, monkeypa
         assert sum(float(row["bits"]) for row in mine) == pytest.approx(model["bits_per_token"] * found["tokens"])
 
 
+def test_scores_outlive_a_ctrl_c_while_questions_are_asked(run, call, monkeypatch):
+    from granite_scu.cli.main import main
+    from granite_scu.evaluation.bpt.answering import AnswerScoring
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(AnswerScoring, "ask", interrupted)
+    found = json.loads(done(call, main, "eval", "--precision", "fp32", "--json", run))
+    assert len(found["models"]) == 2 and "answers" not in found
+
+
 def test_it_is_transformers_own_loss(run, scored):
     """One window a document: the mean of transformers' loss over its tokens, each document alone."""
     import torch

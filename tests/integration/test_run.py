@@ -24,6 +24,7 @@ from granite_scu.cli.console import PIPE_WIDTH
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.storage import manifest
+from granite_scu.viz.run_folder import read_run
 
 ROOT = Path(__file__).parents[2]
 EMBEDDED = str(files("granite_scu.model") / "assets" / "tiny-granite-h")
@@ -317,6 +318,13 @@ def test_a_folder_without_an_adapter_cannot_be_scored(run, capfd):
     assert "holds no adapter_model.safetensors" in printed and printed.count("\n") == 1
 
 
+def test_a_text_that_has_changed_is_not_divided_anew_to_be_scored(run, capfd, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("\n\n".join(f"Line {number} of another text." for number in range(2000)), encoding="utf-8")
+    assert command.main(["test", "--config", str(run.folder / "config.yaml"), "--data.path", str(other)]) == 2
+    assert "its text has changed since" in capfd.readouterr().err
+
+
 # Going on
 
 
@@ -357,6 +365,7 @@ def test_a_run_that_goes_on_in_another_folder_takes_its_history_and_its_time_alo
     assert resumed != whole
     assert_same_adapter(whole, resumed)
     assert [untimed(record) for record in history(resumed)] == [untimed(record) for record in history(whole)]
+    assert read_run(resumed).validations == read_run(whole).validations
     metrics = read_json(resumed / "scu_metrics.json")
     state = torch.load(whole / "checkpoint-4" / "state.ckpt", weights_only=True)
     assert metrics["train_time_s"] > state["callbacks"]["Stopwatch"]["elapsed"] > 0

@@ -68,6 +68,11 @@ def test_where_a_run_was_written_or_ran_sets_nothing_apart(make):
     assert [each.label for each in group(runs)] == ["pi, S* = 2 % (2 runs)"]
 
 
+def test_what_ends_a_run_and_the_tokens_of_a_step_set_it_apart(make):
+    runs = [make(), make(run={"early_stopping": 3}), make(plan={"tokens_per_step": 4 * 512})]
+    assert [len(each.runs) for each in group(runs)] == [1, 1, 1]
+
+
 def test_runs_that_differ_in_much_go_by_their_folders_names(make, recwarn):
     runs = [make(), make(target=0.1, optimizer={"learning_rate": 0.5}, lora={"rank": 8, "targets": ["q_proj"] * 9})]
     groups = group(runs)

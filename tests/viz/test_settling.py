@@ -10,10 +10,11 @@ from granite_scu.viz.settling import unsettled
 NEVER = METRICS | {"control": {"settling_time": None, "iae": 0.7}}
 
 
-def found(folder, s_of=lambda k: 0.02, metrics=NEVER, **changes):
+def found(folder, s_of=lambda k: 0.02, metrics=NEVER, epochs=None, **changes):
     """Of a run whose smoothed S was ``s_of`` the number of the tick, S* 2 %."""
     history = [record(10 * k, s_ema=s_of(k), **changes) for k in range(1, 41)]
-    asked = settings(control={"lambda_max": 1.0, "lambda_min": 1e-6}, trainer={"accumulate_grad_batches": 4})
+    data = {"data": {"num_epochs": epochs}} if epochs else {}
+    asked = settings(**data, control={"lambda_max": 1.0, "lambda_min": 1e-6}, trainer={"accumulate_grad_batches": 4})
     return unsettled(read_run(write_run(folder, history, {"controller": "pi"}, asked, metrics=metrics)))
 
 
@@ -22,6 +23,7 @@ def found(folder, s_of=lambda k: 0.02, metrics=NEVER, **changes):
     [
         (lambda k: 0.01 + 1e-4 * k, {}, "still too low when the run ended. At the end it was 1.4", "--max-steps 800"),
         (lambda k: 0.05 - 1e-4 * k, {}, "still too high when the run ended. At the end it was 4.6", "--max-steps 800"),
+        (lambda k: 0.01, {"epochs": 2}, "still too low", "--num-epochs 4"),
         (lambda k: 0.03 if k % 2 else 0.02, {}, "came and went, and was within 10", "--gradient-accumulation-steps 8"),
         (lambda k: 0.05, {"saturated": True}, "λ stood at a bound of 1 at 100", "--lambda-max 100"),
         (lambda k: 0.01, {"saturated": True, "lambda": 1e-6}, "at a bound of 1e-06", "--lambda-min 1e-08"),

@@ -172,6 +172,8 @@ def moved(share: float, budget: float | None, **more) -> dict:
         (answered(24) | general(5, damaged=True), "damaged", ": give --max-drift 5%, mix in general chats ("),
         (answered(24) | general(5, damaged=True), "damaged", "or lower the rate to 5e-4. Do not use this adapter for"),
         (answered(24, json=30) | general(5, damaged=True), "damaged", ": give --max-drift 2%, mix in general chats ("),
+        (answered(24) | {"elsewhere": general(0, damaged=True, more=1.5)["elsewhere"] | {"n": 0}}, "damaged",
+         "answered in the time; known answers cost 1.5 bits per token more"),
         (answered(24, json=30) | moved(0.14, None), "good", "questions): --max-drift 2% would hold it back."),
         (answered(24) | general(5, damaged=True) | moved(0.018, 0.02), "damaged", "lower --max-drift to 1%"),
         (answered(24) | moved(0.018, 0.02) | {"elsewhere": {"drift": {"share": 0.23, "tokens": 300}}}, "good",

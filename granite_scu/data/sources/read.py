@@ -4,7 +4,7 @@ import glob
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -126,15 +126,23 @@ def load(path: str, text_column: str, encoding: str = "utf-8", record_format: st
     return documents
 
 
-def in_memory(documents: Iterable[Document | TextFile]) -> list[Document]:
-    """The documents with text, files of text with theirs; the number of those without any is logged."""
-    every = [d if isinstance(d, Document) else Document(d.name, d.text) for d in documents]
-    full = [document for document in every if document.text.strip()]
-    if full and len(full) < len(every):  # if all are empty, the refusal says so
-        first = next(document.name for document in every if not document.text.strip())
-        n_empty = len(every) - len(full)
-        _log.warning("left out %d of %d texts, which are empty; the first is %s", n_empty, len(every), first)
-    return full
+def in_memory(documents: Iterable[Document | TextFile], wanted: Set[str] | None = None) -> list[Document]:
+    """The documents with text, files of text with theirs; the number of those without any is logged.
+
+    Args:
+        documents: as they are read.
+        wanted: digests of the only ones that are kept; None keeps all.
+    """
+    kept, empty, n = [], [], 0
+    for n, each in enumerate(documents, 1):  # noqa: B007
+        document = each if isinstance(each, Document) else Document(each.name, each.text)
+        if not document.text.strip():
+            empty.append(document.name)
+        elif wanted is None or document.digest in wanted:
+            kept.append(document)
+    if 0 < len(empty) < n:  # if all are empty, the refusal says so
+        _log.warning("left out %d of %d texts, which are empty; the first is %s", len(empty), n, empty[0])
+    return kept
 
 
 def no_text(paths: Sequence[str]) -> UserError:

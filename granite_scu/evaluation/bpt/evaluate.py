@@ -1,5 +1,6 @@
 """From what was asked to what was found: read the texts, load the models, score, compare."""
 
+import logging
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ from granite_scu.model.adapters import leave_casting_to_autocast, load_adapted
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.provenance import versions
 from granite_scu.storage.run_folder import METRICS, TRAINING_CONFIG, read_json
+
+log = logging.getLogger(__name__)
 
 MAX_LENGTH = 1024
 """Tokens of a window where no run says what it was trained at."""
@@ -240,6 +243,9 @@ def _score(
                     "for the precision (try --precision fp32)"
                 )
     by_name = dict(zip(names, switches, strict=True))
-    said.ask(loaded, by_name, autocast, console)
-    drifts.measure(loaded, switches[0], by_name, autocast, console)
+    try:
+        said.ask(loaded, by_name, autocast, console)
+        drifts.measure(loaded, switches[0], by_name, autocast, console)
+    except KeyboardInterrupt:  # the scores may have taken hours
+        log.warning("Ctrl-C: %s: not asked; the report has the scores", ", ".join(names))
     return seconds

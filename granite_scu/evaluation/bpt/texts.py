@@ -84,9 +84,9 @@ def held_out(run: Path, others: Sequence[Path], splits: Sequence[str] = ("test",
     config = data_config(run)
     name = f"{config.named}, held out by {run.name}"
     read = beginning(config) if config.stream else [source.read() for source in sources_of(config)]
-    documents = in_memory(chain(*read))
     others = [other for other in others if documents_of(other) != record]
     if record["shared"]:
+        documents = in_memory(chain(*read))
         if [document.digest for document in documents] != record["shared"]:
             raise _changed(run, config.named)
         if _seen_by(others) & set(record["shared"]):
@@ -95,7 +95,7 @@ def held_out(run: Path, others: Sequence[Path], splits: Sequence[str] = ("test",
     wanted = {digest for split in splits for digest in record[split]}
     if not wanted:
         raise UserError(f"{run}: held nothing out (--held-out-share 0); give --data-dir with other text")
-    found = [document for document in documents if document.digest in wanted]
+    found = in_memory(chain(*read), wanted)
     if not found:
         raise _changed(run, config.named)
     missing = len(wanted - {document.digest for document in found})
