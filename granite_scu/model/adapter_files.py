@@ -64,7 +64,8 @@ def require_files(folder: Path, label: str) -> None:
 
 def run_of(folder: Path) -> Path | None:
     """The run folder that an adapter belongs to: its own, or the one above ``final/``, ``best/`` and checkpoints."""
-    places = (folder, *([folder.resolve().parent] if _is_part(folder) else []))
+    resolved = folder.resolve()  # "." and a link have other names than the folder
+    places = (folder, *([resolved.parent] if _is_part(resolved) else []))
     return next((place for place in places if (place / TRAINING_CONFIG).is_file()), None)
 
 

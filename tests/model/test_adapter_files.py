@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig
 from granite_scu.model import saved_adapter
-from granite_scu.model.adapter_files import modules_of
+from granite_scu.model.adapter_files import modules_of, run_of
 from granite_scu.model.adapters import load_adapted
 
 GOOD = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
@@ -81,3 +82,14 @@ def test_what_is_scored_is_checked_alike(adapter):
 def test_the_layers_are_those_that_the_file_has_factors_of():
     names = ["base_model.model.a.b.lora_A.weight", "base_model.model.a.b.lora_B.weight", "base_model.model.c.bias"]
     assert modules_of(names) == ["a.b"]
+
+
+@pytest.mark.parametrize("place", ["final", "checkpoint-400", "best"])
+def test_the_run_of_an_adapter_is_found_from_inside_its_folder_and_through_a_link(tmp_path, monkeypatch, place):
+    folder = tmp_path / "run" / place
+    folder.mkdir(parents=True)
+    (tmp_path / "run" / "training_config.json").write_text("{}")
+    (tmp_path / "mine").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    for name in (folder, Path("."), tmp_path / "mine"):
+        assert run_of(name) == tmp_path / "run"
