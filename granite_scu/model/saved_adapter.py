@@ -228,7 +228,7 @@ def base_of(adapter: SavedAdapter, name: str | None) -> BaseConfig:
         raise UserError(f"{adapter.label}: {ADAPTER_CONFIG} names no base model; give it by --model")
     if name is None:
         return adapter.base
-    if trained_on and not may_be_same(trained_on, name):
+    if trained_on and not may_be_same(adapter.base.name, name):
         raise UserError(f"{adapter.label}: was trained on {trained_on}, and not on --model {name}")
     return replace(adapter.base, name=name)
 

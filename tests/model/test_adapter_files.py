@@ -93,3 +93,11 @@ def test_the_run_of_an_adapter_is_found_from_inside_its_folder_and_through_a_lin
     monkeypatch.chdir(folder)
     for name in (folder, Path("."), tmp_path / "mine"):
         assert run_of(name) == tmp_path / "run"
+
+
+def test_a_local_base_of_the_folder_that_the_run_was_started_in_may_be_the_one_that_is_named(adapter):
+    folder = adapter(base_model_name_or_path="models/granite")
+    (folder / "models" / "granite").mkdir(parents=True)
+    (folder / "training_config.json").write_text(json.dumps({"working_folder": "."}))
+    found = saved_adapter.find(folder)
+    assert saved_adapter.base_of(found, "ibm-granite/granite-4.0-h-1b").name == "ibm-granite/granite-4.0-h-1b"

@@ -36,6 +36,7 @@ from granite_scu.storage.run_folder import (
     as_json,
     read_json,
 )
+from granite_scu.storage.working_folder import found_from_here
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 REQUIRED = (
@@ -199,7 +200,7 @@ def _base(folder: Path, of_run: str, of_adapter: str | None, given: str | None) 
             f"{folder}: {ADAPTER_CONFIG} names the base model {of_adapter}, the run trained on {of_run}; "
             "one of the files is of another run"
         )
-    local = is_local(of_run)
+    local = is_local(found_from_here(of_run, folder))
     if given is None and local:
         raise UserError(
             f"--base-model-id: needed, since the base model {of_run} is on this machine only; "

@@ -269,8 +269,12 @@ def test_torn_weights_are_refused(run):
 # The base model and the licence
 
 
-@pytest.mark.parametrize("base", ["/home/ada/models/granite", "./granite", "~/granite", "granite-local"])
-def test_a_local_base_needs_its_name_on_the_hub(run, base):
+@pytest.mark.parametrize(
+    "base", ["/home/ada/models/granite", "./granite", "~/granite", "granite-local", "of-the-folder/it-was-started-in"]
+)
+def test_a_local_base_needs_its_name_on_the_hub(run, base, tmp_path):
+    (tmp_path / "of-the-folder" / "it-was-started-in").mkdir(parents=True)
+    change(run / "training_config.json", working_folder="..")
     change_base(run, base)
     assert refused(run).startswith("--base-model-id: needed")
     found = selection.prepare(run, REPO, base_id="ibm-granite/granite-4.0-h-1b")
