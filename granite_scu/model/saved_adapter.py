@@ -83,11 +83,11 @@ class SavedAdapter:
 
     @property
     def base(self) -> BaseConfig:
-        """The base model that it was trained on, as its training had it."""
+        """The base model that it was trained on, as its training had it, in kernels that are to be had here."""
         named = {"name": self.config.base_model_name_or_path} | self.training.get("base", {})
         if (run := run_of(self.folder)) and named["name"]:
             named["name"] = found_from_here(named["name"], run)
-        return from_record(BaseConfig, named, compile=False)
+        return from_record(BaseConfig, named, compile=False, kernels="auto")
 
     @property
     def precision(self) -> str | None:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig
-from granite_scu.model import saved_adapter
+from granite_scu.model import loading, saved_adapter
 from granite_scu.model.adapter_files import modules_of, run_of
 from granite_scu.model.adapters import load_adapted
 
@@ -101,3 +101,10 @@ def test_a_local_base_of_the_folder_that_the_run_was_started_in_may_be_the_one_t
     (folder / "training_config.json").write_text(json.dumps({"working_folder": "."}))
     found = saved_adapter.find(folder)
     assert saved_adapter.base_of(found, "ibm-granite/granite-4.0-h-1b").name == "ibm-granite/granite-4.0-h-1b"
+
+
+@pytest.mark.parametrize("kernels", ["cuda", "hub"])
+def test_a_run_in_compiled_kernels_is_used_without_them_too(adapter, kernels):
+    folder = adapter()
+    (folder / "training_config.json").write_text(json.dumps({"base": {"name": "tiny-granite-h", "kernels": kernels}}))
+    loading.load_model(saved_adapter.find(folder).base, torch.float32)
