@@ -193,6 +193,7 @@ def machine(monkeypatch):
             # All of it free: what this machine has free is another figure at each run.
             free = SimpleNamespace(total=total, available=total)
             monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+            monkeypatch.setattr(detection, "LIMITS", ())
 
         def absent():
             raise pynvml.NVMLError_LibraryNotFound

@@ -84,12 +84,18 @@ def _detect_cpu() -> Device:
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()
     name = str(capabilities.get("cpu_name") or platform.processor() or platform.machine())
     fast_bf16 = any(capabilities.get(key) for key in ("avx512_bf16", "amx_bf16"))
-    memory = psutil.virtual_memory().total / GIB
-    return Device("cpu", name, memory, None, 1, fast_bf16, supports_tf32=False, supports_flash=False)
+    return Device("cpu", name, ram()[0] / GIB, None, 1, fast_bf16, supports_tf32=False, supports_flash=False)
 
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """What a container may use (cgroup v2): microseconds of processor time or ``max``, and the period they are for."""
+
+LIMITS = (
+    (Path("/sys/fs/cgroup/memory.max"), "memory.current", "inactive_file"),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""What a container may take of memory (cgroup v2, and v1), what it has taken, and the name in ``memory.stat`` of
+what of that are files, which make way."""
 
 SPARE = 0.4
 """Share of a core that others may use before a thread is given up for it."""
@@ -104,6 +110,21 @@ def allowed() -> int:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, math.floor(int(quota) / int(period))))
+
+
+def ram() -> tuple[int, int]:
+    """Bytes of the machine's memory in all, and of it free; fewer where a container's limit says so."""
+    machine = psutil.virtual_memory()
+    total, free = machine.total, machine.available
+    for limit, used, files in LIMITS:
+        try:
+            most, taken = (int(file.read_text(encoding="ascii")) for file in (limit, limit.with_name(used)))
+            lines = limit.with_name("memory.stat").read_text(encoding="ascii").splitlines()
+            free = min(free, most - taken + int(dict(map(str.split, lines))[files]))
+        except (OSError, ValueError, KeyError):
+            continue
+        total = min(total, most)
+    return total, max(0, free)
 
 
 def threads_left(others: float, cores: int) -> int:

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-import psutil
 import torch
 
 from granite_scu import hardware
@@ -19,7 +18,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.config.settings import SHORT_PRECISIONS, BaseConfig, RunConfig, TrainerConfig
 from granite_scu.hardware import presets
-from granite_scu.hardware.detection import Device
+from granite_scu.hardware.detection import Device, ram
 from granite_scu.hardware.nvml import dotted, no_cuda
 
 log = logging.getLogger(__name__)
@@ -71,8 +70,9 @@ class Machine:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0))))
 
     def memory_limit(self, memory_fraction: float | None) -> float:
-        """Bytes that a run may take: that share of a GPU's memory, or what a CPU's has free, ``MARGIN`` left out."""
-        share = (memory_fraction or 1) if self.accelerator == "cuda" else 1
+        """Bytes that a process may take: that share of its GPU's memory, or of what a CPU's has free as much as each
+        other process of this machine, ``MARGIN`` left out."""
+        share = (memory_fraction or 1) if self.accelerator == "cuda" else 1 / self.devices
         return self.free_gb * hardware.GIB * share * (1 - hardware.MARGIN)
 
     def claim(self, memory_fraction: float | None) -> None:
@@ -123,7 +123,7 @@ def resolve(
     compiled = not run.fsdp and compiles(device, here=not card) if base.compile is None else base.compile
     if compiled:
         _check_graphs(base.compile_mode, trainer.accumulate_grad_batches, device)
-    free = device.memory_gb if device.kind == "cuda" else psutil.virtual_memory().available / hardware.GIB
+    free = device.memory_gb if device.kind == "cuda" else ram()[1] / hardware.GIB
     return Machine(device, accelerator, precision, devices, nodes, attention, kernels, compiled, run.fsdp, tf32, free)
 
 

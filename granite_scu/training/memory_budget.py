@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 
-import psutil
 import torch
 
 from granite_scu.config.errors import RunFailed
 from granite_scu.config.request import Request
 from granite_scu.config.settings import MAX_BATCH, Recomputed, listed
 from granite_scu.hardware import GIB
+from granite_scu.hardware.detection import ram
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading, memory
 from granite_scu.model.compilation import can_keep_products, check_selective
@@ -196,7 +196,7 @@ def _asked(error: BaseException, accelerator: str) -> str:
     found = re.search(r"allocate ([\d.]+) ?(GiB|MiB|KiB|bytes)", str(error))
     wanted = _gib(float(found[1]), found[2]) if found else "more"
     if accelerator == "cpu":
-        return f"{wanted} asked for, {psutil.virtual_memory().available / GIB:.1f} GiB available"
+        return f"{wanted} asked for, {ram()[1] / GIB:.1f} GiB available"
     free, total = torch.cuda.mem_get_info()
     held = torch.cuda.memory_allocated()
     return f"{wanted} asked for, {free / GIB:.1f} of {total / GIB:.1f} GiB free, {held / GIB:.1f} held by this run"

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import devices
@@ -173,7 +174,7 @@ def test_the_dictionaries_have_the_keys_of_the_guide(machine):
 
 @pytest.mark.usefixtures("predicted")
 def test_a_machine_without_a_gpu_is_described_too(machine, monkeypatch):
-    machine(devices.CPU, driver=None, build=None)
+    machine(replace(devices.CPU, memory_gb=64.0), driver=None, build=None)  # enough for four processes
     info = detect_gpu_info()
     assert (info["gpu_name"], info["gpu_memory_gb"], info["gpu_count"]) == (None, 0.0, 0)
     assert info["problem"] == "no NVIDIA driver" and info["preset"] == "cpu"

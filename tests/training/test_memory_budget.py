@@ -38,6 +38,11 @@ def test_the_memory_fraction_makes_a_small_card_of_a_large_one(asked):
     assert found.memory_limit(0.5) == pytest.approx(0.9 * 7.5 * GIB)
 
 
+def test_processes_on_one_cpu_share_its_memory(asked):
+    _, found = asked(CPU, "--trainer.accelerator=cpu")
+    assert replace(found, devices=4).memory_limit(None) == pytest.approx(found.memory_limit(None) / 4)
+
+
 @pytest.mark.slow
 def test_the_largest_batch_that_fits_leaves_the_blocks_of_a_step_alone(asked):
     request, found = asked(T4, "--run.memory_fraction=0.05")
