@@ -7,6 +7,7 @@ from typing import Any
 
 from granite_scu.cli.console import make_console, print_facts
 from granite_scu.config.settings import SHORT_PRECISIONS
+from granite_scu.hardware import presets
 
 EXAMPLES = ("", "--gpu", "--command", "--json")
 
@@ -22,15 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print what is asked for; returns the exit code."""
-    from granite_scu.hardware import advice  # late: torch takes seconds
-
     if options.gpu:
         return _say_gpu()
     if options.command:
-        print(advice.training_command())
+        print(_command(get_recommended_config()))
         return 0
     if options.json:
-        print(json.dumps({"info": advice.detect_gpu_info(), "recommended": get_recommended_config()}, indent=2))
+        from granite_scu.hardware.advice import detect_gpu_info  # late: torch takes seconds
+
+        print(json.dumps({"info": detect_gpu_info(), "recommended": get_recommended_config()}, indent=2))
     else:
         print_hardware_info()
     return 0
@@ -67,8 +68,9 @@ def print_hardware_info() -> None:
         **({"CPU": device.name} if device.kind == "cpu" else {}),
     }
     print_facts("this machine", found, console)
-    print_facts("recommended", _described(get_recommended_config()), console)
-    console.print(f"train with it:  {advice.training_command()}", highlight=False, soft_wrap=True)
+    recommended = get_recommended_config()
+    print_facts("recommended", _described(recommended), console)
+    console.print(f"train with it:  {_command(recommended)}", highlight=False, soft_wrap=True)
 
 
 def get_recommended_config() -> dict[str, Any]:
@@ -81,7 +83,7 @@ def get_recommended_config() -> dict[str, Any]:
         the preset's batch is predicted to take more than there is, the largest that fits is recommended.
     """
     from granite_scu.cli.config_layers import Layers  # late, as the next ones: torch and transformers take seconds
-    from granite_scu.hardware import GIB, detect, presets
+    from granite_scu.hardware import GIB, detect
     from granite_scu.hardware.machine import launched_processes, resolve_request
     from granite_scu.training import memory_budget
 
@@ -124,6 +126,13 @@ def _described(advice: dict[str, Any]) -> dict[str, str]:
         "processes that load data": str(workers) if workers else "none but the training's own",
         "memory, predicted": f"{advice['memory_gib_estimate']} GiB",
     }
+
+
+def _command(recommended: dict[str, Any]) -> str:
+    """The command that trains with what ``get_recommended_config`` says."""
+    preset, batch = recommended["preset"], recommended["batch_size"]
+    smaller = f"--batch-size {batch} " if batch < presets.settings(preset)["data"]["batch_size"] else ""
+    return f"granite-scu train --hardware {preset} {smaller}--data-dir my_texts/"
 
 
 def _yes(has: bool) -> str:

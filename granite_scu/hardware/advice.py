@@ -1,4 +1,4 @@
-"""What a person wants to know of the machine: what it is, and with which command to start."""
+"""What a person wants to know of the machine."""
 
 from typing import Any
 
@@ -34,8 +34,3 @@ def detect_gpu_info() -> dict[str, Any]:
         "preset": presets.choose(device),
         "problem": None if has_gpu else why_no_cuda()[0],
     }
-
-
-def training_command() -> str:
-    """The command that trains on this machine with the preset that fits it."""
-    return f"granite-scu train --hardware {presets.choose(detect())} --data-dir my_texts/"

@@ -20,6 +20,9 @@ AUTO = "auto"
 SMALLEST, SMALL = 8.5, 12.5
 """GiB up to which a card has very little, and little, memory for a model of this size."""
 
+PART = 0.8
+"""Share of a card's memory below which a device that has its name is a part of one, as MIG and vGPU make them."""
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -43,6 +46,8 @@ class Preset:
     def fits(self, device: "Device") -> bool:
         """Whether this device is one of those."""
         low, high = self.memory_gb
+        if self.pattern is not None:
+            low = max(low, PART * self.card[1])
         named = self.pattern is None or re.search(self.pattern, device.name, re.IGNORECASE)
         return device.kind == self.kind and bool(named) and low <= device.memory_gb < high
 
@@ -154,8 +159,6 @@ def choose(device: "Device") -> str:
 
 def for_memory(gpu_memory_gb: float) -> str:
     """The preset for a card of which only the memory is known, in GB: of the smallest known card with that much."""
-    if gpu_memory_gb <= 0:
-        return "cpu"
     sizes = (
         (120, "gpu_h200"),
         (70, "gpu_a100_80"),

@@ -52,6 +52,9 @@ OF = {
     "QUADRO_5000": "conservative",
     "L4": "gpu_a10",  # no preset names these two: as much memory, and bf16
     "RTX_6000_ADA": "gpu_a40",
+    "A100_MIG": "gpu_8gb",
+    "A100_HALF": "gpu_a100_40",
+    "A10_VGPU": "gpu_low_mem",
     "CPU": "cpu",
     "AMX": "cpu",
 }
@@ -188,7 +191,6 @@ def test_a_machine_without_a_gpu_is_described_too(machine, monkeypatch):
 @pytest.mark.parametrize(
     ("memory", "name"),
     [
-        (0, "cpu"),
         (8, "gpu_8gb"),
         (12, "gpu_low_mem"),
         (16, "conservative"),
@@ -220,19 +222,22 @@ def test_the_machine_is_printed_with_a_command_to_run(machine, capsys, device, w
 
 
 @pytest.mark.usefixtures("predicted")
-def test_what_is_recommended_is_predicted_to_fit(machine, monkeypatch):
-    """A 3090's batch on cards with less memory than its preset was made for: recomputed, then smaller."""
+def test_what_is_recommended_is_predicted_to_fit(machine, monkeypatch, capsys):
+    """A 3090's batch on one with less memory than its preset was made for: recomputed, then smaller."""
     machine(devices.RTX_3090)
     whole = get_recommended_config()
     assert 0 < whole["memory_gib_estimate"] < 0.9 * 23.6 and whole["gradient_checkpointing"] is False
-    machine(devices.gpu("NVIDIA GeForce RTX 3090", 16.0, (8, 6)))
+    machine(devices.gpu("NVIDIA GeForce RTX 3090", 20.0, (8, 6)))
     assert get_recommended_config()["gradient_checkpointing"] == "selective"
-    machine(devices.gpu("NVIDIA GeForce RTX 3090", 8.0, (8, 6)))
+    monkeypatch.setitem(TAKES, "selective", 8)
+    monkeypatch.setitem(TAKES, True, 8)
     half = get_recommended_config()
     assert half["preset"] == whole["preset"] and half["batch_size"] < whole["batch_size"]
     blocks = [config["batch_size"] * config["gradient_accumulation_steps"] for config in (whole, half)]
-    assert blocks[0] == blocks[1] and half["memory_gib_estimate"] < 0.9 * 8
-    machine(devices.gpu("NVIDIA GeForce RTX 3090", 1.0, (8, 6)))
+    assert blocks[0] == blocks[1] and half["memory_gib_estimate"] < 0.9 * 20
+    assert main.main(["hardware", "--command"]) == 0
+    assert "--hardware gpu_3090 --batch-size 2 --data-dir" in capsys.readouterr().out
+    monkeypatch.setitem(TAKES, True, 30)
     assert get_recommended_config()["batch_size"] == 1
 
 
