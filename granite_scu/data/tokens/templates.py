@@ -25,11 +25,15 @@ from granite_scu.config.untrusted_input import parse_json
 from granite_scu.data.sources.documents import SYSTEM_ROLES
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.special_tokens import SpecialTokens
+from granite_scu.storage.run_folder import read_if_there
 
 FLAG, ARGUMENTS_FLAG, SYSTEM_FLAG = "--chat-template", "--chat-template-args", "--system"
 
 FILE, MORE = "chat_template.jinja", "additional_chat_templates"
 """Where ``save_pretrained`` writes a template, and a folder for further ones by their names."""
+
+SETTINGS = "tokenizer_config.json"
+"""Where older versions of it write them."""
 
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 """What a template has from whoever renders a chat, and so no argument; neither are the special tokens."""
@@ -97,7 +101,8 @@ def saved_in(*folders: Path) -> Template | None:
     for folder in folders:
         files = {"default": folder / FILE} if (folder / FILE).is_file() else {}
         files |= {path.stem: path for path in sorted((folder / MORE).glob("*.jinja"))}
-        if found := {name: _read(path, str(path)) for name, path in files.items()}:
+        found = {name: _read(path, str(path)) for name, path in files.items()}
+        if found := found or _in_settings(folder / SETTINGS):
             return found["default"] if found.keys() == {"default"} else found
     return None
 
@@ -122,6 +127,18 @@ def _found(template: str, own: Template | None) -> str:
     return _read(path, f"{FLAG} {template}")
 
 
+def _in_settings(file: Path) -> dict[str, str]:
+    """The templates in a tokenizer's settings by name: one text there, or a list of texts with names."""
+    kept = read_if_there(file).get("chat_template") or []
+    try:
+        texts = {"default": kept} if isinstance(kept, str) else {each["name"]: each["template"] for each in kept}
+        return {name: _checked(text, f"{file}: chat_template {name}") for name, text in texts.items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{file}: its chat_template is neither a text nor a list of named texts; copy it again"
+        ) from error
+
+
 def _read(path: Path, label: str) -> str:
     try:
         text = path.read_text(encoding="utf-8")
@@ -129,6 +146,10 @@ def _read(path: Path, label: str) -> str:
         raise UserError(f"{label}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{label}: is not UTF-8 text; give a Jinja template") from error
+    return _checked(text, label)
+
+
+def _checked(text: str, label: str) -> str:
     if not text.strip():
         raise UserError(f"{label}: is empty; give a Jinja template")
     try:

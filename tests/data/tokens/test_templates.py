@@ -1,6 +1,7 @@
 """Which template a tokenizer uses: named, given, saved with a run; and what is refused of it."""
 
 import copy
+import json
 
 import pytest
 from outcomes import refusal
@@ -34,10 +35,17 @@ def test_a_template_is_one_of_the_models_own_or_a_files(several, tmp_path):
 
 
 @pytest.mark.parametrize("template", [f"T{SAYS}", {"default": f"D{SAYS}", "rag": f"R{SAYS}"}], ids=["one", "several"])
-def test_a_template_that_is_saved_is_found_again(tokenizer, tmp_path, template):
-    with_template(tokenizer, template).save_pretrained(tmp_path / "run")
+@pytest.mark.parametrize("in_files", [True, False], ids=["in files", "in the settings, as earlier"])
+def test_a_template_that_is_saved_is_found_again(tokenizer, tmp_path, template, in_files):
+    with_template(tokenizer, template).save_pretrained(tmp_path / "run", save_jinja_files=in_files)
     assert saved_in(tmp_path / "nothing", tmp_path / "run") == template
     assert saved_in(tmp_path) is None
+
+
+@pytest.mark.parametrize("kept", [3, ["text"], [{"name": "default"}], [{"name": "default", "template": 3}], "{% if"])
+def test_settings_with_what_is_no_template_are_refused(tmp_path, kept):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": kept}))
+    assert f"{tmp_path}/tokenizer_config.json: " in refusal(saved_in, tmp_path)
 
 
 SHOWS = "\n  {% if x is defined %}\n{{ x | tojson }}\n  {% endif %}\n{% for m in messages %}{{ m.content }}{% endfor %}"
