@@ -108,6 +108,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
     ) -> None:
         settings = {name: _plain(value) for name, value in settings.items()}
         target_s, prior_sigma, gradient_clip, max_drift = map(_plain, (target_s, prior_sigma, gradient_clip, max_drift))
+        control_every, n_tokens, general_tokens = map(_plain, (control_every, n_tokens, general_tokens))
         self._arguments = {
             "target_s": target_s,
             "controller": controller,

@@ -299,8 +299,9 @@ def test_a_stream_wants_n(adapted, trainer):
     ],
 )
 def test_a_setting_of_the_wrong_kind_is_named(settings, words):
+    counts = dict.fromkeys(("control_every", "n_tokens", "general_tokens"), np.int64(10_000))
     with pytest.raises(ValueError, match=words):
-        ShannonCallback(**({"target_s": np.float64(0.1)} | settings))
+        ShannonCallback(**({"target_s": np.float64(0.1)} | counts | settings))
 
 
 def test_a_model_that_names_no_loss_has_transformers_default():
