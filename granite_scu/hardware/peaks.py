@@ -31,35 +31,35 @@ _GA102 = "NVIDIA Ampere GA102 GPU architecture whitepaper"
 _BLACKWELL_RTX = "NVIDIA RTX Blackwell GPU architecture whitepaper"
 
 _CARDS = (
-    (r"P100.*SXM", 21.2, 10.6, "NVIDIA Tesla P100 datasheet"),
+    (r"P100.*SXM2", 21.2, 10.6, "NVIDIA Tesla P100 datasheet"),
     (r"P100", 18.7, 9.3, "NVIDIA Tesla P100 datasheet"),
     (r"V100.*PCIE", 112, 14.0, "NVIDIA V100 datasheet"),
     (r"V100", 125, 15.7, "NVIDIA V100 datasheet"),
-    (r"\bT4\b", 65, 8.1, "NVIDIA T4 datasheet"),
+    (r"T4", 65, 8.1, "NVIDIA T4 datasheet"),
     (r"2080 Ti", 53.8, 13.4, "NVIDIA Turing GPU architecture whitepaper"),
     (r"A100", 312, 19.5, "NVIDIA A100 datasheet"),
-    (r"A30\b", 165, 10.3, "NVIDIA A30 datasheet"),
-    (r"A40\b", 149.7, 37.4, "NVIDIA A40 datasheet"),
-    (r"A10\b", 125, 31.2, "NVIDIA A10 datasheet"),
+    (r"A30", 165, 10.3, "NVIDIA A30 datasheet"),
+    (r"A40", 149.7, 37.4, "NVIDIA A40 datasheet"),
+    (r"A10", 125, 31.2, "NVIDIA A10 datasheet"),
     (r"A10G", 70, 31.5, "NVIDIA A10G datasheet"),
     (r"RTX A6000", 154.8, 38.7, "NVIDIA RTX A6000 datasheet, tensor figure halved: it counts sparsity"),
     (r"RTX 3080(?! Ti| Laptop)", 59.5, 29.8, _GA102),
     (r"RTX 3090(?! Ti)", 71, 35.6, _GA102),
     (r"RTX 4080(?! S| Laptop)", 97.5, 48.7, _ADA),
     (r"RTX 4090(?! D| Laptop)", 165.2, 82.6, _ADA),
-    (r"\bL4\b", 121, 30.3, "NVIDIA L4 datasheet, tensor figure halved: it counts sparsity"),
-    (r"\bL40S\b", 362, 91.6, "NVIDIA L40S datasheet"),
+    (r"L4", 121, 30.3, "NVIDIA L4 datasheet, tensor figure halved: it counts sparsity"),
+    (r"L40S", 362, 91.6, "NVIDIA L40S datasheet"),
     (r"H100 PCIe", 756, 51, _HOPPER),
     (r"(H100|H200) NVL", 835, 60, f"{_HOPPER}, tensor figure halved: it counts sparsity"),
-    (r"H100|H200|GH200", 989, 67, f"{_HOPPER}, tensor figure halved: it counts sparsity"),
-    (r"B200", 2250, 75, "NVIDIA HGX B200 datasheet, an eighth of the board, tensor figure halved for sparsity"),
+    (r"H100|G?H200", 989, 67, f"{_HOPPER}, tensor figure halved: it counts sparsity"),
+    (r"G?B200", 2250, 75, "NVIDIA HGX B200 datasheet, an eighth of the board, tensor figure halved for sparsity"),
     (r"RTX 5070 Ti(?! Laptop)", 87.9, 43.9, _BLACKWELL_RTX),
     (r"RTX 5080(?! Laptop)", 112.6, 56.3, _BLACKWELL_RTX),
     (r"RTX 5090(?! D| Laptop)", 209.5, 104.8, _BLACKWELL_RTX),
 )
 """A pattern of the name, the peaks of bf16 and fp16 on the tensor cores and of fp32 without them, in 1e12 operations a
-second, all dense and summed in fp32, and the source. The first pattern that a device's name holds counts. A card with
-two memory sizes has one row: its chip is one."""
+second, all dense and summed in fp32, and the source. The first pattern that a device's name holds as whole words
+counts. A card with two memory sizes has one row: its chip is one."""
 
 
 def peak_flops(device: Device, precision: str, tf32: bool = False) -> Peak:
@@ -80,9 +80,10 @@ def peak_flops(device: Device, precision: str, tf32: bool = False) -> Peak:
 
 
 def printed_peak(device: Device, precision: str, tf32: bool = False) -> Peak | None:
-    """The vendor's figure alone, as ``peak_flops``; None for a device that no row knows."""
-    for pattern, half, single, source in _CARDS if device.kind == "cuda" else ():
-        if re.search(pattern, device.name):
+    """The vendor's figure alone, as ``peak_flops``; None for a part of a card (MIG), and one that no row knows."""
+    whole = device.kind == "cuda" and "MIG" not in device.name
+    for pattern, half, single, source in _CARDS if whole else ():
+        if re.search(rf"\b({pattern})\b", device.name):
             single = max(single, half / 2) if tf32 else single
             return Peak((single if precision == "32-true" else half) * 1e12, source)
     return None

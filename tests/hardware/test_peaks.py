@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from granite_scu.hardware import matmul_tflops, peak_flops
+from granite_scu.hardware.peaks import printed_peak
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,14 @@ def test_variants_are_told_apart():
     pcie, nvl = devices.gpu("NVIDIA H100 PCIe", 79.0, (9, 0)), devices.gpu("NVIDIA H200 NVL", 139.0, (9, 0))
     assert peak_flops(pcie, "bf16-mixed").flops == 756e12
     assert peak_flops(nvl, "bf16-mixed").flops == 835e12
+    assert peak_flops(devices.P100, "16-mixed").flops == 18.7e12
+    assert peak_flops(devices.gpu("Tesla P100-SXM2-16GB", 16.0, (6, 0)), "16-mixed").flops == 21.2e12
+    assert peak_flops(devices.gpu("NVIDIA GB200", 178.0, (10, 0)), "bf16-mixed").flops == 2250e12
+
+
+@pytest.mark.parametrize("name", ["NVIDIA RTX A1000", "Quadro P1000", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"])
+def test_what_only_begins_as_a_card_is_called_and_a_part_of_one_have_not_its_figure(name):
+    assert printed_peak(devices.gpu(name, 5.0, (8, 0)), "bf16-mixed") is None
 
 
 def test_a_cpu_is_measured_once():
