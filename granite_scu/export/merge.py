@@ -69,10 +69,12 @@ class Merger:
             update away.
 
     Raises:
-        UserError: the adapter does not fit the base, or the base cannot be merged into.
+        UserError: the adapter does not fit the base, or the base cannot be merged into, or not without bitsandbytes.
     """
 
     def __init__(self, adapter: saved_adapter.SavedAdapter, base: BaseConfig, out: Path, in_fp32: bool = False) -> None:
+        if base.quantize_4bit:
+            loading.require_bitsandbytes()
         self.adapter, self.base, self.out, self.in_fp32 = adapter, base, out, in_fp32
         self.template = templates.saved_in(*adapter.tokenizer_places)
         self.updates = adapter.updates(base.name)

@@ -189,6 +189,12 @@ def _class_of(config: PretrainedConfig) -> type | None:
     return AutoModelForCausalLM._model_mapping.get(type(config), None)
 
 
+def require_bitsandbytes() -> None:
+    """Raises UserError where what holds weights in 4 bits is not installed."""
+    if find_spec("bitsandbytes") is None:
+        raise UserError("--4bit-quantization: bitsandbytes is not installed; pip install 'granite-scu[quant]'")
+
+
 def load_model(
     config: BaseConfig, dtype: torch.dtype, attention: str = "sdpa", device: torch.device = CPU
 ) -> PreTrainedModel:
@@ -207,8 +213,7 @@ def load_model(
     attention = choose_attention(known_config(config.name), config.attention, attention)
     kwargs: dict = {"dtype": dtype, "attn_implementation": attention_on(device, known_config(config.name), attention)}
     if config.quantize_4bit:
-        if find_spec("bitsandbytes") is None:
-            raise UserError("--4bit-quantization: bitsandbytes is not installed; pip install 'granite-scu[quant]'")
+        require_bitsandbytes()
         kwargs["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",

@@ -163,6 +163,12 @@ def test_of_a_qlora_run_the_base_is_what_4_bits_made_of_it(small_granite, make_a
     assert torch.equal(merged["model.embed_tokens.weight"], untouched["model.embed_tokens.weight"])
 
 
+def test_a_qlora_run_is_not_merged_without_bitsandbytes(make_adapter, merge, monkeypatch):
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"bitsandbytes is not installed; pip install 'granite-scu\[quant\]'"):
+        merge(make_adapter(), quantize_4bit=True)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
