@@ -38,7 +38,7 @@ from granite_scu.model.adapters import linear_layers
 from granite_scu.model.base_files import INDEX, SINGLE, weight_files
 from granite_scu.model.description_length import by_expert
 from granite_scu.model.loading import WEIGHT_DTYPES
-from granite_scu.storage.atomic import errors_of_rust, remove, replacing
+from granite_scu.storage.atomic import UNFINISHED, errors_of_rust, replacing, sweep
 from granite_scu.storage.provenance import versions
 from granite_scu.storage.run_folder import LOCK, nearest, read_json, require_writable
 
@@ -323,13 +323,13 @@ def _owned(folder: Path) -> Iterator[None]:
 
 
 def _sweep(out: Path) -> None:
-    """Remove what merges into this folder left that were killed, which may be as large as the model.
+    """Put right what merges into this folder left that were killed, which may be as large as the model.
 
     Raises:
         UserError: one of them is running.
     """
-    names = re.compile(rf"\.{re.escape(out.name)}\.\d+\.(tmp|old)")
-    left = [entry for entry in out.parent.glob(".*") if names.fullmatch(entry.name)] if out.parent.is_dir() else []
+    beside = out.parent.glob(".*") if out.parent.is_dir() else []
+    left = [entry for entry in beside if (found := UNFINISHED.fullmatch(entry.name)) and found["name"] == out.name]
     for entry in left:
         if (entry / LOCK).is_file():
             try:
@@ -337,11 +337,7 @@ def _sweep(out: Path) -> None:
                     pass
             except Timeout:
                 raise UserError(f"--out {out}: another merge is writing it; wait for it, or choose another") from None
-    for entry in left:
-        if entry.suffix == ".old" and not out.exists():  # killed between two renames: it was the model there
-            entry.rename(out)
-        else:
-            remove(entry)
+    sweep(left)
 
 
 def _gib(size: float) -> str:

@@ -28,7 +28,7 @@ from granite_scu.config import hub
 from granite_scu.config.errors import UserError, one_line
 from granite_scu.config.settings import TINY_MODEL, check_model
 from granite_scu.model.base_files import INDEX, SINGLE, check_files, check_kind, check_report, head_of, no_safetensors
-from granite_scu.storage.atomic import errors_of_rust, remove, replacing
+from granite_scu.storage.atomic import errors_of_rust, replacing, sweep
 from granite_scu.storage.kept import cache_folder
 
 log = logging.getLogger(__name__)
@@ -175,8 +175,7 @@ def _dequantised(file: Path, size: int, changed: int, name: str) -> Path:
             cache.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{folder}.lock"):
                 if not folder.is_dir():  # another process may have made it meanwhile
-                    for leftover in cache.glob(f".{glob.escape(folder.name)}.*.tmp"):  # of a process that was killed
-                        remove(leftover)
+                    sweep(cache.glob(f".{glob.escape(folder.name)}.*"))
                     log.info("%s: dequantising it into %s, which is done once", name, folder)
                     with replacing(folder) as made, errors_of_rust(made):
                         write_whole(file, made, name)

@@ -5,12 +5,12 @@ import filecmp
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-UNFINISHED = re.compile(r"\..+\.\d+\.(tmp|old)")
-"""Names of what is not whole yet, and of what steps aside."""
+UNFINISHED = re.compile(r"\.(?P<name>.+)\.\d+\.(?P<kind>tmp|old)")
+"""Names of what is not whole yet, and of what steps aside; of both, ``name`` is whose place it is for, or was."""
 
 
 @contextmanager
@@ -112,6 +112,20 @@ def sync(path: Path) -> None:
 def remove(entry: Path) -> None:
     """Remove a file, a link or a folder with all that is in it; nothing where there is nothing."""
     shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink(missing_ok=True)
+
+
+def sweep(entries: Iterable[Path]) -> None:
+    """Remove those of some files and folders that a process which was killed has left half-written.
+
+    What had stepped aside for something that did not get to its place goes back there, before anything is removed.
+    """
+    left = [(entry, found) for entry in entries if (found := UNFINISHED.fullmatch(entry.name))]
+    for entry, found in left:
+        place = entry.with_name(found["name"])
+        if found["kind"] == "old" and not place.exists():
+            entry.rename(place)
+    for entry, _ in left:
+        remove(entry)
 
 
 @contextmanager

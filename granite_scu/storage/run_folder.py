@@ -15,7 +15,7 @@ from filelock import FileLock, SoftFileLock, Timeout
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import LOGGERS
 from granite_scu.config.untrusted_input import only_files, parse_json, printable, read_file, short_int
-from granite_scu.storage.atomic import UNFINISHED, ensure_folder, remove, replacing, sync
+from granite_scu.storage.atomic import UNFINISHED, ensure_folder, remove, replacing, sweep, sync
 
 HISTORY = "scu_history.json"
 HISTORY_LINES = "scu_history.jsonl"
@@ -167,9 +167,8 @@ class RunFolder:
         sync(self.path)
 
     def sweep(self) -> None:
-        """Remove what a run that was killed while it wrote has left half-written."""
-        for entry in [entry for entry in self.path.rglob(".*") if UNFINISHED.fullmatch(entry.name)]:
-            remove(entry)
+        """Put right what a run that was killed while it wrote has left half-written, as ``atomic.sweep``."""
+        sweep(self.path.rglob(".*"))
 
     @property
     def trained(self) -> bool:

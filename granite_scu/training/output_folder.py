@@ -112,10 +112,10 @@ def _own_logs(folder: Path) -> None:
 def open_run_folder(run: PreparedRun) -> None:
     """Clear the folder, which is locked, of what makes way, and write what says whose it is."""
     folder, request, resume = run.folder, run.request, run.resume
+    folder.sweep()  # first: what it puts back may be what is kept
     if makes_way(folder, request.run):
         keep = not request.run.overwrite and (folder.path / BEST_ADAPTER).is_dir()
         folder.set_aside() if keep else folder.clear(set_aside=request.run.overwrite)
-    folder.sweep()
     folder.write_json(TRAINING_CONFIG, training_config(run))  # first: it says whose the rest is
     (folder.path / "logs").mkdir(exist_ok=True)
     folder.write_text("config.yaml", request.yaml)

@@ -203,8 +203,10 @@ def test_what_a_kill_left_half_written_is_swept(folder):
     (folder.path / "best").mkdir()
     (folder.path / "best" / ".validation.json.7.tmp").write_text("half")
     (folder.path / "kept.tmp").write_text("")
+    (folder.path / ".best.7.old").mkdir()
+    (folder.path / ".final.7.old" / "adapter").mkdir(parents=True)  # whose successor has not taken its place
     folder.sweep()
-    assert sorted(path.name for path in folder.path.rglob("*")) == ["best", "kept.tmp"]
+    assert sorted(path.name for path in folder.path.rglob("*")) == ["adapter", "best", "final", "kept.tmp"]
 
 
 # JSON
