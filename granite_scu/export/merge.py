@@ -9,6 +9,7 @@ layer that was held in 4 bits. The base is read shard by shard and never loaded 
 """
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -128,7 +129,7 @@ class Merger:
                 raise UserError(
                     f"--overwrite: {out} holds {others[0]}, which no merge has written; move that elsewhere"
                 )
-        wanted = self._size() * (2 if self.in_fp32 else 1) + SPARE
+        wanted = self._wanted(self.in_fp32)
         free = shutil.disk_usage(place).free
         if free < wanted:
             raise UserError(f"--out {out}: needs {_gib(wanted)}, and {_gib(free)} are free there; choose another disk")
@@ -162,7 +163,7 @@ class Merger:
 
     def _write_weights_to_check(self, folder: Path, console: Console) -> None:
         """The merge in fp32, of a QLoRA run into what its base is in 4 bits in that; raises RunFailed without room."""
-        wanted, free = 2 * self._size() + SPARE, shutil.disk_usage(folder).free
+        wanted, free = self._wanted(in_fp32=True), shutil.disk_usage(folder).free
         if free < wanted:
             raise RunFailed(
                 f"{self.out}: the merged model loses much of the adapter's gain; to see in fp32 whether it is right "
@@ -175,9 +176,10 @@ class Merger:
         chats = self.adapter.training.get("data_summary", {}).get("conversations")
         return {"model_type": loading.load_model_config(self.base.name).model_type, "chats": bool(chats)}
 
-    def _size(self) -> int:
-        """Bytes of the base's weights."""
-        return sum((self.source / shard).stat().st_size for shard in self.shards)
+    def _wanted(self, in_fp32: bool) -> int:
+        """Bytes of disk that a merge takes: the base's, and in fp32 four for each floating-point number of it."""
+        files = [self.source / shard for shard in self.shards]
+        return SPARE + sum(file.stat().st_size + (_more_in_fp32(file) if in_fp32 else 0) for file in files)
 
     def _write_tokenizer(self, folder: Path) -> PreTrainedTokenizerBase:
         """The base's, with the template of the run; returns it."""
@@ -256,6 +258,14 @@ def round_to_4_bits(weight: Tensor, dtype: torch.dtype) -> Tensor:
 def _tensors_of(file: Path) -> list[str]:
     with safe_open(file, "pt") as opened:
         return list(opened.keys())
+
+
+def _more_in_fp32(file: Path) -> int:
+    """Bytes that the tensors of a file take more in fp32; whole numbers stay as they are."""
+    with safe_open(file, "pt") as opened:
+        tensors = [opened.get_slice(name) for name in opened.keys()]  # noqa: SIM118 (no mapping)
+    kinds = [(re.match(r"B?F(\d+)", tensor.get_dtype()), math.prod(tensor.get_shape())) for tensor in tensors]
+    return sum(count * (4 - int(bits[1]) // 8) for bits, count in kinds if bits)
 
 
 def _what_was_merged(record: dict[str, Any]) -> str:
