@@ -35,7 +35,6 @@ from granite_scu.data.tokens import templates
 from granite_scu.export import merge_check
 from granite_scu.export.publish import model_card
 from granite_scu.model import finding, loading, saved_adapter
-from granite_scu.model.adapters import linear_layers
 from granite_scu.model.base_files import INDEX, SINGLE, weight_files
 from granite_scu.model.description_length import by_expert
 from granite_scu.model.loading import WEIGHT_DTYPES
@@ -74,15 +73,13 @@ class Merger:
     """
 
     def __init__(self, adapter: saved_adapter.SavedAdapter, base: BaseConfig, out: Path, in_fp32: bool = False) -> None:
-        if base.quantize_4bit:
-            loading.require_bitsandbytes()
         self.adapter, self.base, self.out, self.in_fp32 = adapter, base, out, in_fp32
+        # What a QLoRA run holds in 4 bits; before what may be a download, as it takes bitsandbytes.
+        self.quantised = loading.four_bit_layers(base.name) if base.quantize_4bit else set()
         self.template = templates.saved_in(*adapter.tokenizer_places)
         self.updates = adapter.updates(base.name)
         self.source = finding.download(base.name)
         self.shards = {file.name: _tensors_of(file) for file in weight_files(self.source, base.name)}
-        # What a QLoRA run holds in 4 bits.
-        self.quantised = set(linear_layers(loading.meta_model(base.name))) if base.quantize_4bit else set()
         adapted = {layer: update.weight for layer, update in self.updates.items()}
         weights = {layer: f"{layer}.weight" for layer in self.quantised} | adapted
         self.weight_names = {self._stored(weight): layer for layer, weight in weights.items()}

@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import logging as transformers_logging
 
 from granite_scu.config import own_python
@@ -189,10 +190,35 @@ def _class_of(config: PretrainedConfig) -> type | None:
     return AutoModelForCausalLM._model_mapping.get(type(config), None)
 
 
-def require_bitsandbytes() -> None:
-    """Raises UserError where what holds weights in 4 bits is not installed."""
+def four_bit_layers(name: str) -> set[str]:
+    """The layers of a model that ``load_model`` holds in 4 bits, by transformers' own rule, without loading it.
+
+    Raises:
+        UserError: as ``meta_model``, or bitsandbytes is not installed.
+    """
+    quantizer = AutoHfQuantizer.from_config(_four_bits(torch.bfloat16), pre_quantized=False)
+    model = meta_model(name)
+    quantizer.preprocess_model(model, device_map=None)
+    return _in_four_bits(model)
+
+
+def _four_bits(dtype: torch.dtype) -> BitsAndBytesConfig:
+    """How 4-bit weights are made, for products in ``dtype``. Raises UserError without bitsandbytes."""
     if find_spec("bitsandbytes") is None:
         raise UserError("--4bit-quantization: bitsandbytes is not installed; pip install 'granite-scu[quant]'")
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        llm_int8_skip_modules=UNQUANTISED,
+    )
+
+
+def _in_four_bits(model: PreTrainedModel) -> set[str]:
+    from bitsandbytes.nn import Linear4bit  # late: it need not be installed
+
+    return {name for name, module in model.named_modules() if isinstance(module, Linear4bit)}
 
 
 def load_model(
@@ -207,24 +233,20 @@ def load_model(
         device: where the model will run: 4-bit weights are made there, others come on the CPU, for the Trainer to move.
 
     Raises:
-        UserError: unknown model, attention that it lacks, 4 bits without bitsandbytes, or no compiled kernels where
-            they are insisted on.
+        UserError: unknown model, attention that it lacks, 4 bits without bitsandbytes or of a model that has no layer
+            for them, or no compiled kernels where they are insisted on.
     """
     attention = choose_attention(known_config(config.name), config.attention, attention)
     kwargs: dict = {"dtype": dtype, "attn_implementation": attention_on(device, known_config(config.name), attention)}
     if config.quantize_4bit:
-        require_bitsandbytes()
-        kwargs["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=dtype,
-            llm_int8_skip_modules=UNQUANTISED,
-        )
+        kwargs["quantization_config"] = _four_bits(dtype)
         kwargs["device_map"] = {"": device}  # without it every process would quantise on the first GPU
     with _showing_progress(f"loading the weights of {config.name}"):
         model = _read(config.name, **kwargs)
     check_finite(model, config.name)
+    if config.quantize_4bit and not _in_four_bits(model):
+        kind = model.config.model_type
+        raise UserError(f"--4bit-quantization: transformers holds no layer of {kind} models in 4 bits; leave it out")
     if config.quantize_4bit and device.type == "cpu":
         # On the CPU what was not quantised is a view of the mapped files, whose other pages would stay with it.
         for parameter in model.parameters():

@@ -144,22 +144,26 @@ def test_the_files_of_the_base_stay_as_they_are(small_granite, make_adapter, mer
 
 
 @needs_bitsandbytes
-def test_of_a_qlora_run_the_base_is_what_4_bits_made_of_it(small_granite, make_adapter, merge):
+@pytest.mark.parametrize("whole", ["lm_head", "o_proj"], ids=["the head", "another layer"])
+def test_of_a_qlora_run_the_base_is_what_4_bits_made_of_it(small_granite, make_adapter, merge, monkeypatch, whole):
     from bitsandbytes import functional
 
+    monkeypatch.setattr(loading, "UNQUANTISED", ["lm_head", whole])
     folder = make_adapter(target_modules=["in_proj"])
     merged = load_file(merge(folder, quantize_4bit=True) / "model.safetensors")
     quantised = loading.load_model(BaseConfig(small_granite, quantize_4bit=True), torch.bfloat16)
     factors = load_file(folder / saved_adapter.WEIGHTS)
+    untouched = load_file(Path(small_granite) / "model.safetensors")
     layers = adapters.linear_layers(quantised)
     assert any(name.endswith("o_proj") for name in layers)  # no adapter on it, in 4 bits all the same
     for name, layer in layers.items():
-        weight = functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
+        weight = untouched[f"{name}.weight"]
+        if not name.endswith(whole):
+            weight = functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
         if name.endswith("in_proj"):
             a, b = (factors[f"base_model.model.{name}.lora_{factor}.weight"] for factor in "AB")
             weight = weight + 2 * (b @ a)
         assert torch.equal(merged[f"{name}.weight"], weight), name
-    untouched = load_file(Path(small_granite) / "model.safetensors")
     assert torch.equal(merged["model.embed_tokens.weight"], untouched["model.embed_tokens.weight"])
 
 

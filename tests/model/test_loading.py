@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from outcomes import refusal
 from references import granite
 from torch.nn import functional as F
-from transformers import GraniteConfig, MistralConfig
+from transformers import AutoModelForCausalLM, FalconConfig, GraniteConfig, MistralConfig
 from transformers.utils import logging as transformers_logging
 
 from granite_scu.config import hub as hub_module
@@ -226,6 +226,16 @@ def test_four_bits_hold_the_linear_layers_and_neither_head_nor_embedding():
     assert not isinstance(head, bitsandbytes.nn.Linear4bit)
     assert head.weight.dtype == embedding.weight.dtype == torch.float32
     assert head.weight.data_ptr() == embedding.weight.data_ptr()
+
+
+@needs_bitsandbytes
+def test_four_bits_of_a_model_that_has_no_layer_for_them_are_refused(tmp_path):
+    """Falcon's layers are of a class of their own, which transformers leaves as it is."""
+    config = FalconConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=32)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    assert loading.four_bit_layers(str(tmp_path)) == set()
+    with pytest.raises(UserError, match=r"--4bit-quantization: .*falcon models in 4 bits; leave it out"):
+        loading.load_model(BaseConfig(str(tmp_path), quantize_4bit=True), torch.float32)
 
 
 @needs_bitsandbytes
