@@ -144,7 +144,7 @@ def _score(request: Request, split: str) -> dict:
     data.prepare(templates.of_data(load_tokenizer(request.base.name), request.data))
     folder = RunFolder(request.run.output_dir).path
     if documents_of(folder) not in (None, json.loads("".join(data.record()))):
-        raise UserError(f"{folder}: its text has changed since, so that what it held out is not known; score it with eval")
+        raise UserError(f"{folder}: its text has changed since, and what it held out is not known; score it with eval")
     machine.claim(request.run.memory_fraction)
     batches = data.val_dataloader() if split == "validation" else data.test_dataloader()
     return score_split(folder, request.base, machine, batches, split)

@@ -155,7 +155,7 @@ def _unthought(answer: list[int], tokenizer: PreTrainedTokenizerBase) -> int:
     """Tokens of an empty thought before an answer, by which a template has a model that can think not do so."""
     if not _EMPTY_THOUGHT.match(tokenizer.decode(answer)):
         return 0
-    ended = next(n for n in range(len(answer)) if THINKING[1] in tokenizer.decode(answer[:n]))
+    ended = next((n for n in range(len(answer)) if THINKING[1] in tokenizer.decode(answer[:n])), 0)
     return next((n for n in range(ended, len(answer)) if tokenizer.decode(answer[n : n + 1]).strip()), ended)
 
 

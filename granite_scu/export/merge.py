@@ -32,6 +32,7 @@ from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import BaseConfig
 from granite_scu.control.units import counted
 from granite_scu.data.tokens import templates
+from granite_scu.data.tokens.chat import answer_end
 from granite_scu.export import merge_check
 from granite_scu.export.publish import model_card
 from granite_scu.model import finding, loading, saved_adapter
@@ -40,7 +41,9 @@ from granite_scu.model.description_length import by_expert
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.atomic import UNFINISHED, errors_of_rust, replacing, sweep
 from granite_scu.storage.provenance import versions
-from granite_scu.storage.run_folder import LOCK, nearest, read_json, require_writable
+from granite_scu.storage.run_folder import LOCK, nearest, read_if_there, read_json, require_writable
+
+GENERATION = "generation_config.json"
 
 RECORD = "granite_scu_merge.json"
 """What was merged and how it was checked; tells a merged model of ours from any other folder."""
@@ -182,6 +185,8 @@ class Merger:
         """The base's, with the template of the run; returns it."""
         tokenizer = templates.with_template(loading.load_tokenizer(self.base.name), self.template)
         tokenizer.save_pretrained(folder)
+        if self._kind()["chats"]:
+            _end_with_turns(folder / GENERATION, tokenizer)
         return tokenizer
 
     def _write_weights(self, folder: Path, console: Console, in_fp32: bool, dtype: torch.dtype | None = None) -> None:
@@ -200,7 +205,7 @@ class Merger:
                         tensors[name] = self._merged(name, file.get_tensor(name), factors, dtype, in_fp32)
                         progress.advance(task)
                 save_file(tensors, folder / shard, metadata)
-        for name in (*([] if SINGLE in self.shards else [INDEX]), "config.json", "generation_config.json"):
+        for name in (*([] if SINGLE in self.shards else [INDEX]), "config.json", GENERATION):
             if (self.source / name).is_file():
                 shutil.copyfile(self.source / name, folder / name)
         if in_fp32:
@@ -263,6 +268,15 @@ def _more_in_fp32(file: Path) -> int:
         tensors = [opened.get_slice(name) for name in opened.keys()]  # noqa: SIM118 (no mapping)
     kinds = [(re.match(r"B?F(\d+)", tensor.get_dtype()), math.prod(tensor.get_shape())) for tensor in tensors]
     return sum(count * (4 - int(bits[1]) // 8) for bits, count in kinds if bits)
+
+
+def _end_with_turns(file: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Have whoever generates stop where the chat template ends a turn, which a base that knows no chats does not."""
+    settings, end = read_if_there(file), answer_end(tokenizer)
+    ends = settings.get("eos_token_id", tokenizer.eos_token_id)
+    ends = ends if isinstance(ends, list) else [ends]
+    if end is not None and end not in ends:
+        file.write_text(json.dumps(settings | {"eos_token_id": [*ends, end]}, indent=2) + "\n", encoding="utf-8")
 
 
 def _what_was_merged(record: dict[str, Any]) -> str:

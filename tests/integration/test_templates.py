@@ -6,13 +6,14 @@ import shutil
 
 import pytest
 from outcomes import done, refused_line
+from transformers import AutoTokenizer, GenerationConfig
 
 from granite_scu.cli import main as commands
 
 pytestmark = pytest.mark.slow
 
 TEMPLATE = (
-    "{% for m in messages %}{{ m.role + (mark or ':') + m.content + eos_token }}{% endfor %}"
+    "{% for m in messages %}{{ m.role + (mark or ':') + m.content + '<|fim_suffix|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant' + (mark or ':') }}{% endif %}"
 )
 FEW = ("--max-steps", 2, "--save-steps", 1, "--control-every", 1, "--block-size", 64, "--target-s", 0.02)
@@ -51,9 +52,12 @@ def test_the_template_is_saved_with_its_arguments_and_used_by_what_comes_after(t
     question = ("--chat", "--prompt", "hi", "--max-new-tokens", 1)
     for run, more, mark in (("run", (), ">>"), ("run/checkpoint-1", ("--chat-template-args", "mark=::"), "::")):
         assert call(commands.main, "generate", trained / run, *question, *more)[0] == 0
-        assert asked.pop() == f"system{mark}be kind<|end_of_text|>user{mark}hi<|end_of_text|>assistant{mark}"
+        assert asked.pop() == f"system{mark}be kind<|fim_suffix|>user{mark}hi<|fim_suffix|>assistant{mark}"
     assert call(commands.main, "merge", trained / "run", "--out", tmp_path / "merged", "--no-check")[0] == 0
     assert (tmp_path / "merged" / "chat_template.jinja").read_text() == saved
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    ends = GenerationConfig.from_pretrained(tmp_path / "merged").eos_token_id
+    assert ends == tokenizer.convert_tokens_to_ids(["<|end_of_text|>", "<|fim_suffix|>"])
     stdout = done(call, commands.main, "eval", trained / "run", "--json")
     metrics = json.loads((trained / "run" / "scu_metrics.json").read_text())
     assert json.loads(stdout)["tokens"] == metrics["test_tokens"]
