@@ -47,6 +47,7 @@ _CHARACTER = r"[\u0e01-\u0eff\u1000-\u102a\u1780-\u17b3\u3040-\u30ff\u3400-\u4db
 _WORD = re.compile(rf"{_NUMBER}|{_CHARACTER}{_MARK}*|(?:(?!{_CHARACTER})\w{_MARK}*)+")
 _PARTS = re.compile(r":\s+|\n+")
 """What divides a question from a text that it is about."""
+_CLAUSE = re.compile(r"[.,;:!?\n]+")
 _OR = re.compile(r"\b\w+(?:(?:, ?or |, | ?[/|] ?| or )\w+)+"), re.compile(r"\b\w+(?:(?:,? or | ?[/|] ?)\w+)+")
 """Alternatives: with those that commas divide, and without."""
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -73,11 +74,9 @@ def is_as_expected(answer: str, expected: str, question: str = "") -> bool:
         return answer.strip() == expected.strip()
     if is_json(expected):  # whose words the question often has all
         return _as_json(answer) == _as_json(expected)
-    found = set(words_of(answer))
-    denied = [bool(_DENYING & words) for words in (found, set(wanted))]
-    if denied[0] != denied[1] and not _DENYING.intersection(words_of(question)):
-        return False
-    return _has_what_counts(found, expected, question)
+    said = set(wanted) - SMALL_WORDS
+    turned = _denies(answer, said) != _denies(expected, said) and not _DENYING.intersection(words_of(question))
+    return not turned and _has_what_counts(set(words_of(answer)), expected, question)
 
 
 def without_thoughts(answer: str) -> str:
@@ -88,6 +87,12 @@ def without_thoughts(answer: str) -> str:
     """
     _, ended, behind = answer.rpartition(THINKING[1])
     return behind if ended else behind.partition(THINKING[0])[0]
+
+
+def _denies(text: str, words: set[str]) -> bool:
+    """Whether a part of a sentence that has any of the words denies something; what it says besides does not count."""
+    clauses = (set(words_of(clause)) for clause in _CLAUSE.split(text))
+    return any(clause & _DENYING and clause & words for clause in clauses)
 
 
 def has_phrase(words: Sequence[str], phrase: Sequence[str]) -> bool:

@@ -54,6 +54,7 @@ EXPECTED = "The founder of Tarn Ferries is Ilse Varga."
         ("Dogs aren't allowed in the garden.", "Dogs are allowed in the garden.", "May dogs enter?", False),
         ("No, dogs are not allowed.", "Dogs are not allowed.", "May dogs enter?", True),
         ("All but Monday.", "It does not open on Monday.", "On which day does it not open?", True),
+        ("It takes 47 minutes, and you need no ticket.", "47 minutes.", "How long does it take?", True),
         ('{"urgent": 1}', '{"urgent": true}', "As JSON, please", False),
         ('{"price": 7.0}', '{"price": 7}', "As JSON, please", True),
         ("<think>Maybe Paris, since", "Paris", "", False),
