@@ -2,6 +2,7 @@
 
 import difflib
 import logging
+import math
 import os
 import reprlib
 import secrets
@@ -215,6 +216,7 @@ def check_key(key: str, origin: str, line: str = "", value: Any = "") -> None:
         difflib.get_close_matches(key, alike, 1, 0.85)
         or difflib.get_close_matches(key, names, 1, 0.75)
         or [known for known in names if known.partition(".")[2].replace("_", "") == name.replace("_", "")]
+        or [known for known, flag in flags.NAMES.items() if flag == f"--{key.replace('_', '-')}"]
     )
     meant = f"; did you mean {'--' if is_flag else ''}{close[0]}?" if close else ""
     if is_flag:
@@ -250,5 +252,7 @@ def annotated(resolved: str, origins: dict[str, str], fitted: Collection[str]) -
 
 
 def _commented(setting: dict[str, Any], origin: str | None) -> list[str]:
-    first, *rest = yaml.safe_dump(setting, sort_keys=False, allow_unicode=True, width=1000).splitlines()
+    first, *rest = yaml.safe_dump(setting, sort_keys=False, allow_unicode=True, width=math.inf).splitlines()
+    if origin and rest and not first.endswith(":"):  # behind a text of several lines it would be a part of that
+        return [f"# {origin}", first, *rest]
     return [first + (f"  # {origin}" if origin else ""), *rest]

@@ -18,6 +18,7 @@ from granite_scu.cli import config_layers
 from granite_scu.cli.argument_parser import Parser, hyphenated
 from granite_scu.cli.config_layers import SEED, Layers
 from granite_scu.cli.continued_run import settings_of_the_run
+from granite_scu.cli.yaml_files import parse
 from granite_scu.config import other_tools, settings, shipped
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import (
@@ -283,7 +284,20 @@ def _value(key: str, value: Any) -> Any:
     if value is True and (number := NUMBER_OF_ITS_OWN.get(NAMES[key])):
         return number
     takes_one = isinstance(value, list) and len(value) == 1 and str in get_args(HINTS[key])
+    if key in _NAMES_OF_TEXTS and not _is_itself(value[0] if takes_one else value):
+        return _listed(value)
     return value[0] if takes_one else value
+
+
+_NAMES_OF_TEXTS = (*(f"data.{name}" for name in settings.TEXTS), "drift.general_data")
+
+
+def _is_itself(value: Any) -> bool:
+    """Whether a name says the same in YAML, in which #general is a comment and [draft] a list."""
+    try:
+        return not isinstance(value, str) or parse(value) == value
+    except ValueError:
+        return False
 
 
 def _refuse_unknown(parser: Parser, rest: list[str]) -> None:

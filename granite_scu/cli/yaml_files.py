@@ -162,6 +162,8 @@ def _wrong(node: yaml.Node) -> str | None:
     if node.tag.removeprefix(_TAG) not in _PLAIN:
         tag = node.tag.replace(_TAG, "!!")
         return f"{tag}{place}: is no plain value, as settings are: numbers, texts, switches and lists of them"
+    if node.tag in (f"{_TAG}int", f"{_TAG}float") and isinstance(node, yaml.ScalarNode) and ":" in node.value:
+        return f"has colons in a number{place}, which YAML then reads in base 60; put it in quotes"
     if node.tag == f"{_TAG}int" and isinstance(node, yaml.ScalarNode):
         if len(node.value) > _MAX_DIGITS:
             return f"has a number of {len(node.value):,} digits{place}; correct it"

@@ -456,6 +456,9 @@ class DataConfig(Group):
         of_text = self.record_format in ("auto", "text") or self.text_column == DataConfig.text_column
         remedy = f"has no text column; leave it or --text-column {self.text_column} out"
         check(of_text, "--record-format", self.record_format, remedy)
+        given = {"--data-dir": self.path, "--validation-data": self.validation_data, "--test-data": self.test_data}
+        for flag, names in given.items():
+            check(names != [], flag, "[]", "names no text; name a file or a folder, or leave it out")
         self._check_held_out()
         fills = self.train_tokens is None or self.train_tokens >= self.block_size
         check(fills, "--data.train_tokens", self.train_tokens, f"must be at least a block of {self.block_size}")

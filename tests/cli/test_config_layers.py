@@ -92,6 +92,7 @@ def test_what_a_preset_of_another_card_asks_for_is_refused_with_the_preset_that_
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--config", "seed: 3"], "--seed: there is no such setting; did you mean --seed_everything?"),
         (["--hardware", "gpu_4900"], "--hardware gpu_4900: no such preset; did you mean gpu_4090? choose auto, gpu_t4"),
         (["--hardware", "a100"], "--hardware a100: there are gpu_a100_40 and gpu_a100_80; choose one of them"),
         (["--hardware", "cpu", "--hardware", "cpu"], "given 2 times"),
@@ -140,7 +141,8 @@ def test_groups_may_be_given_whole(tmp_path):
         (b"run: {overwrite: !!python/object:os.system x}\n", "!!python/object:os.system at line 1, column 18: is no"),
         (b"run: {overwrite: !!int [1]}\n", "has an invalid value: expected a scalar node"),
         (b"run: {overwrite: !!bool maybe}\n", "has an invalid value: 'maybe'"),
-        (b"lora: {alpha: 1" + b":59" * 5000 + b".5}\n", "has an invalid value: int too large"),
+        (b"lora: {alpha: 1" + b":59" * 5000 + b".5}\n", "has colons in a number at line 1, column 15"),
+        (b"trainer: {max_time: 1:00:00:00}\n", "has colons in a number at line 1, column 21, which YAML then reads in"),
         (b"seed_everything: 010\n", "010 at line 1, column 18 is 8 to YAML, which reads what begins with 0 as octal"),
         (b"# nothing yet\n", "is empty; it must hold groups of settings, as data: {batch_size: 4}"),
         (b"- data\n- lora\n", "holds no mapping; it must hold groups of settings"),

@@ -101,6 +101,10 @@ def test_the_printed_configuration_feeds_back_and_the_scripts_is_the_modules(tmp
     assert run_commands.main(["--test-run", "--kp", "0.7", "--print-config"]) == 0
     assert capsys.readouterr().out == printed.out
     saved = tmp_path / "printed.yaml"
+    system = "You are Ada.\nAnswer briefly.\n"
+    assert run_commands.main(["--test-run", "--system", system, "--print-config"]) == 0
+    saved.write_text(capsys.readouterr().out)
+    assert module_request("--config", str(saved)).data.system == system
     saved.write_text(printed.out)
     again, before = module_request("--config", str(saved)), module_request("--config", str(TINY), "--control.kp=0.7")
     assert again.control.kp == 0.7

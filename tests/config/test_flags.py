@@ -10,6 +10,7 @@ from granite_scu.cli.argument_parser import without_local_rank
 from granite_scu.cli.script_flags import translate
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
+from granite_scu.config.settings import DataConfig
 from granite_scu.control import PI, Linear
 
 NAMES = """
@@ -119,6 +120,13 @@ def given(name: str, value: str | None) -> list[str]:
 
 def resolved(*argv: str):
     return translate(list(argv))[0].request()
+
+
+def test_a_texts_name_is_no_yaml():
+    for name in ("#general.jsonl", "[draft]", "- notes.txt", "null", "a: b"):
+        assert resolved("--data-dir", name).data.sources == [name]
+    with pytest.raises(UserError, match="names no text"):
+        DataConfig(validation_data=[])
 
 
 def value_of(request, key: str):

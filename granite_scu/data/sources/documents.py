@@ -1,6 +1,7 @@
 """What a corpus is made of."""
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,12 +38,13 @@ class Fingerprint:
         self._blank = ""  # white space that may be the end
         self.characters = 0
 
-    def update(self, text: str) -> None:
-        """Take in the next part of the text."""
+    def update(self, text: str, said: str | None = None) -> None:
+        """Take in the next part of the text, of which copies have ``said`` alone in common, where that is given."""
         data = text.encode()
         self._text.update(data)
         self._order.update(data)
         self.characters += len(text)
+        text = text if said is None else said
         body = text.rstrip()
         if body:
             self._bare.update((self._blank + body).encode())
@@ -84,9 +86,14 @@ class Document:
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
     @property
+    def words(self) -> str:
+        """What copies of the text have in common, but for white space at the end."""
+        return self.text
+
+    @property
     def bare(self) -> int:
         """As ``Fingerprint.bare``."""
-        return int.from_bytes(hashlib.sha256(self.text.rstrip().encode()).digest()[:8], "big")
+        return int.from_bytes(hashlib.sha256(self.words.rstrip().encode()).digest()[:8], "big")
 
     def pieces(self) -> Iterator[str]:
         """The text in one piece or several."""
@@ -110,6 +117,19 @@ class Conversation(Document):
     plain: tuple[str, str] | None = None
 
     @property
+    def words(self) -> str:
+        """Who says, thinks and calls what; not in which form, under which number, and whether it is to be learned."""
+        said = [
+            [
+                message.get("role"),
+                *(_words(message.get(name)) for name in ("content", *REASONING)),
+                [_numberless(call) for call in message.get("tool_calls") or ()],
+            ]
+            for message in self.messages
+        ]
+        return json.dumps([said, self.tools], ensure_ascii=False, sort_keys=True, default=str)
+
+    @property
     def has_system(self) -> bool:
         """Whether it begins with a system turn of its own."""
         return bool(self.messages) and self.messages[0]["role"] in SYSTEM_ROLES
@@ -120,6 +140,17 @@ class Conversation(Document):
         those of weight 0."""
         own = (i for i in range(self.n_prompt, len(self.messages)) if self.messages[i]["role"] == ASSISTANT)
         return [i for i in own if self.messages[i].get(WEIGHT, 1) and not is_silent(self.messages[i])]
+
+
+def _words(content: Any) -> str:
+    """Of a text, or of the texts of its parts; anything else as JSON has it."""
+    if isinstance(content, list) and all(isinstance(part, dict) and set(part) <= {"type", "text"} for part in content):
+        content = "".join(str(part.get("text") or "") for part in content)
+    return content.strip() if isinstance(content, str) else json.dumps(content or "", sort_keys=True, default=str)
+
+
+def _numberless(call: Any) -> Any:
+    return {name: value for name, value in call.items() if name != "id"} if isinstance(call, dict) else call
 
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:

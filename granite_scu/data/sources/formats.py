@@ -211,7 +211,8 @@ def read_csv(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tu
                     f'hold the separator {delimiter!r} or a line end, and double quotes ("") inside them'
                 )
             if row:
-                yield f"{path}:{number}", dict(zip(header, row, strict=True))
+                # An empty field is the null that csv has no other way to write.
+                yield f"{path}:{number}", {name: field or None for name, field in zip(header, row, strict=True)}
             number = above + rows.line_num + 1
     except csv.Error as error:
         raise UserError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from granite_scu.control.units import counted
-from granite_scu.data.sources.documents import ASSISTANT, ROLES
+from granite_scu.data.sources.documents import ASSISTANT, ROLES, WEIGHT
 from granite_scu.data.sources.formats import Record
 
 AUTO, TEXT = "auto", "text"
@@ -17,6 +17,9 @@ AUTO, TEXT = "auto", "text"
 
 TOOLS, FUNCTIONS = "tools", "functions"
 """Fields beside a conversation: descriptions of what the assistant may call, now and in OpenAI's first files."""
+
+HISTORY = "history"
+"""Field of an Alpaca record, as LLaMA-Factory has it: the requests and answers before its own, in pairs."""
 
 EITHER = ("prompt", "completion")
 """Fields that hold texts or messages, both the same."""
@@ -99,7 +102,10 @@ def from_alpaca(record: Record) -> Chat:
     """
     system, instruction, context, output = (record[name] for name in ("system", "instruction", "input", "output"))
     request = "\n\n".join(part for part in (instruction, context) if part.strip())
-    return Chat(turns(system, request, output), plain=(alpaca_prompt(instruction, context, system), output))
+    *first, asked, answer = turns(system, request, output)
+    if before := [message for pair in record[HISTORY] for message in turns("", *pair)]:
+        return Chat([*first, *before, asked, answer])
+    return Chat([*first, asked, answer], plain=(alpaca_prompt(instruction, context, system), output))
 
 
 def from_sharegpt(record: Record) -> Chat:
@@ -127,7 +133,7 @@ FORMATS = (
         ("system", TOOLS),
         from_prompt_and_completion,
     ),
-    RecordFormat("alpaca", "Alpaca", ("instruction", "output"), ("input", "system"), from_alpaca),
+    RecordFormat("alpaca", "Alpaca", ("instruction", "output"), ("input", "system", HISTORY), from_alpaca),
     RecordFormat("sharegpt", "ShareGPT", ("conversations",), ("system", TOOLS), from_sharegpt, needs_answer=True),
     RecordFormat("input-output", "input and output", ("input", "output"), ("system",), from_input_and_output),
     RecordFormat(
@@ -223,5 +229,7 @@ def as_message(entry: dict[str, Any]) -> dict[str, Any]:
             message[ours] = message.pop(theirs)
     if (call := message.pop("function_call", None)) and not message.get("tool_calls"):  # of OpenAI's first files
         message["tool_calls"] = [{"type": "function", "function": call}]
+    if message.pop("train", True) is False:  # of axolotl
+        message[WEIGHT] = 0
     role = message.get("role")
     return {**message, "role": SPEAKERS[role]} if isinstance(role, str) and role in SPEAKERS else message

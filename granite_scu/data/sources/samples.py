@@ -27,6 +27,7 @@ from granite_scu.data.sources.record_formats import (
     FIELDS,
     FORMATS,
     FUNCTIONS,
+    HISTORY,
     OF_MESSAGES,
     SPEAKERS,
     TEXT,
@@ -172,6 +173,8 @@ def _fields(place: str, record: Record, wanted: RecordFormat) -> Record:
         value = record.get(name, "")
         if name in (TOOLS, FUNCTIONS):
             found[name] = _tools(value, name, place)
+        elif name == HISTORY:
+            found[name] = _pairs(value, place)
         elif name in lists:
             found[name] = _messages(value, name, place)
         else:
@@ -180,6 +183,17 @@ def _fields(place: str, record: Record, wanted: RecordFormat) -> Record:
     if functions := found.pop(FUNCTIONS, None):
         found[TOOLS] = found[TOOLS] or [{"type": "function", "function": function} for function in functions]
     return found
+
+
+def _pairs(value: Any, place: str) -> list[list[str]]:
+    """The history of a chat, checked; none where there is none."""
+    pairs = _parsed(value, HISTORY, place) or []
+    texts = isinstance(pairs, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs
+    )
+    if not texts:
+        raise UserError(f"--data-dir {place}: {HISTORY} is no list of pairs of texts, a request and its answer each")
+    return pairs
 
 
 def _tools(value: Any, field: str, place: str) -> list[Any] | None:

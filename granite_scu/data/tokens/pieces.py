@@ -86,7 +86,7 @@ def pieces_of(
     """
     fingerprint = Fingerprint(split_seed)
     if isinstance(document, Conversation):
-        fingerprint.update(document.text)
+        fingerprint.update(document.text, document.words)
         piece = render(document) if document.text else Piece("", document.name, is_conversation=True)
         if len(piece.text) > LONGEST_CHAT:
             raise UserError(

@@ -1,3 +1,4 @@
+import json
 import random
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 
 from granite_scu.data.blocks.splitting import TENTHS, assign, by_block, min_blocks
 from granite_scu.data.sources.corpora import EMBEDDED
-from granite_scu.data.sources.documents import Document, Fingerprint
+from granite_scu.data.sources.documents import Conversation, Document, Fingerprint
 
 
 def corpus(n: int = 200, seed: int = 0) -> list[Document]:
@@ -57,6 +58,23 @@ def test_copies_stay_on_one_side_also_with_other_white_space_at_the_end(seed, en
     sides = [{d.text.rstrip() for d in part} for part in parts_of(documents + copies)]
     assert not sides[0] & sides[1] and not sides[0] & sides[2] and not sides[1] & sides[2]
     assert all(sides)
+
+
+def chat(*messages: dict, **more) -> Conversation:
+    return Conversation("chat", json.dumps([messages, more.get("n_prompt")]), messages=messages, **more)
+
+
+ASKED = {"role": "user", "content": "Is it?"}
+CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": 3}}}
+
+
+def test_of_chats_copies_are_those_that_say_the_same():
+    one = chat(ASKED, {"role": "assistant", "content": "Yes.", "tool_calls": [CALL | {"id": "a1"}]})
+    parts = [{"type": "text", "text": "Yes.\n"}]
+    same = {"role": "assistant", "content": parts, "tool_calls": [CALL | {"id": "b2"}], "weight": 1}
+    assert chat(ASKED, same, n_prompt=1).bare == one.bare
+    for other in (same | {"content": "No."}, same | {"tool_calls": []}, same | {"role": "user"}):
+        assert chat(ASKED, other).bare != one.bare
 
 
 @pytest.mark.parametrize("n", range(10, 40))

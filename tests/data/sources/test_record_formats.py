@@ -202,6 +202,22 @@ def test_a_data_set_of_the_hub_is_read_alike(tmp_path):
         hub._load.cache_clear()
 
 
+def test_axolotls_train_and_llama_factorys_history_are_heeded():
+    speak = [("human", "a", None), ("gpt", "b", False), ("human", "c", None), ("gpt", "d", True)]
+    turns = [{"from": who, "value": text} | ({} if train is None else {"train": train}) for who, text, train in speak]
+    assert samples.as_document("a", {"conversations": turns}, "text").said == [3]
+    record = {"instruction": "and why?", "input": "", "output": "because", "history": [["is it?", "yes"]]}
+    found = samples.as_document("a", record, "text")
+    assert list(found.messages) == said("user: is it?", "assistant: yes", "user: and why?", "assistant: because")
+    with pytest.raises(UserError, match="history is no list of pairs"):
+        samples.as_document("a", record | {"history": ["is it?"]}, "text")
+
+
+def test_in_a_joined_csv_an_empty_text_is_none(tmp_path):
+    (tmp_path / "a.csv").write_text("text,question,answer\nword,,\n,q,a\n")
+    assert [each.record_format for each in load(str(tmp_path / "a.csv"), "text")] == ["text", "question-answer"]
+
+
 def test_in_a_joined_table_the_empty_fields_do_not_count(tmp_path):
     rows = [{"instruction": "a", "output": "b", "question": None, "answer": None}] * 2
     pa.parquet.write_table(pa.Table.from_pylist([*rows, {**rows[0], "output": ""}]), tmp_path / "a.parquet")
