@@ -230,6 +230,15 @@ class TextDataModule(LightningDataModule):
                     f"{_more_text(blocks.n_inputs, count)}"
                 )
 
+    def check_validation(self, n_blocks: int) -> None:
+        """Refuse validations that read so many blocks, without a token to measure on: they would always be the best."""
+        read = (self.validation[number] for number in range(min(n_blocks, len(self.validation))))
+        if self.holds_out("validation") and not any((block.labels != IGNORED).any() for block in read):
+            raise UserError(
+                f"--eval-iters: the {n_blocks} blocks that a validation reads have no token to measure on; give more, "
+                "or a larger --block-size"
+            )
+
     def holds_out(self, split: str) -> bool:
         """Whether there is to be a split, which the settings alone decide."""
         config = self.config

@@ -52,9 +52,11 @@ def targeted(model: nn.Module, config: LoraConfig) -> dict[str, nn.Module]:
     """The linear layers that are to be adapted, by their full names.
 
     Raises:
-        UserError: a target that the model has not.
+        UserError: a target that the model has not, or no linear layer at all.
     """
     layers = linear_layers(model)
+    if not layers:
+        raise UserError(f"--model: a {model.config.model_type} model has no linear layer for an adapter; take another")
     if config.targets is None:
         return layers
     chosen: set[str] = set()

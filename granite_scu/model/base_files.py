@@ -148,6 +148,10 @@ _INSTEAD = (
 )
 
 
+IN_4_BITS = "bitsandbytes 4-bit"
+"""The one method whose weights are trained upon as they are."""
+
+
 def quantised_by(config: PretrainedConfig) -> str | None:
     """The method by which the weights in a model's files are quantised; None where they are not."""
     written = getattr(config, "quantization_config", None)
@@ -155,7 +159,7 @@ def quantised_by(config: PretrainedConfig) -> str | None:
         return None
     settings = written if isinstance(written, dict) else written.to_dict()
     if settings.get("load_in_4bit") and settings.get("quant_method", "bitsandbytes") == "bitsandbytes":
-        return "bitsandbytes 4-bit"
+        return IN_4_BITS
     return str(settings.get("quant_method", "by an unknown method"))
 
 

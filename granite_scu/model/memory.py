@@ -50,6 +50,7 @@ class Setting:
         device: ``cpu`` or ``cuda``.
         processes: that train together.
         isolated: whether the documents of a block are kept apart, as the hybrid's masks make them.
+        sharing: processes that hold the weights of the decoder's layers together (FSDP).
     """
 
     base: BaseConfig
@@ -60,6 +61,7 @@ class Setting:
     device: str = "cuda"
     processes: int = 1
     isolated: bool = True
+    sharing: int = 1
 
 
 SIMULATED = 2**15
@@ -124,11 +126,17 @@ def _simulate(config: PretrainedConfig, setting: Setting) -> Footprint:
     # flash-attn keeps what SDPA's kernels keep
     attention = loading.choose_attention(config, "auto", "eager" if setting.base.attention == "eager" else "sdpa")
     config = copy.deepcopy(config)
+    if setting.device == "cuda" and attention != "eager" and getattr(config, "attention_dropout", 0):
+        config.attention_dropout = 0.0  # the fake CPU would keep probabilities, which a GPU's kernels do not
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=setting.dtype, attn_implementation=attention)
     in_4_bits = adapters.linear_layers(model).values() if setting.base.quantize_4bit else []
     weights = sum(t.nbytes for t in {*model.parameters(), *model.buffers()} - {m.weight for m in in_4_bits})
     weights += math.ceil(FOUR_BIT_BYTES * sum(m.weight.numel() for m in in_4_bits))
+    if setting.sharing > 1:
+        of_layers = [sum(p.nbytes for p in layer.parameters()) for layer in decoder_layers(model) or [nn.Module()]]
+        # Of the layers a share, and two of them whole: the one that computes, and the next.
+        weights -= round(sum(of_layers) * (1 - 1 / setting.sharing)) - 2 * max(of_layers)
     gradients = FP32 * sum(rank * (out + into) for out, into, rank in adapters.shapes(model, setting.lora))
     chosen, left_out = cut(model)
     step, kept = _take_step(model, setting)
@@ -155,13 +163,15 @@ def cut(model: nn.Module) -> tuple[list[Kind], Counter[Kind]]:
     if layers is None:  # nothing is left out then
         return [], Counter()
     kinds = [tuple((name, p.shape) for name, p in layer.named_parameters()) for layer in layers]
+    described = [each for each in ("layer_types", "layer_rope_theta") if getattr(model.config, each, None)]
+    if any(isinstance(getattr(type(model.config), each, None), property) for each in described):
+        return kinds, Counter()  # what follows from other settings cannot be cut with the layers
     last = len(kinds) - 1
     between = {kind: index for index, kind in reversed(list(enumerate(kinds))) if 0 < index < last}
     chosen = sorted({0, last} | set((between | {kinds[last]: last}).values()))
     left_out = Counter(kind for index, kind in enumerate(kinds) if index not in chosen)
-    for each in ("layer_types", "layer_rope_theta"):
-        if of_layers := getattr(model.config, each, None):
-            setattr(model.config, each, [of_layers[index] for index in chosen])
+    for each in described:
+        setattr(model.config, each, [getattr(model.config, each)[index] for index in chosen])
     model.config.num_hidden_layers = len(chosen)
     keep = [layers[index] for index in chosen]
     del layers[:]

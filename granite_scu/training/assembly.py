@@ -137,6 +137,7 @@ def _reachability(run: PreparedRun) -> ReachabilityMonitor | None:
 def _utilisation(run: PreparedRun) -> UtilisationWatch | None:
     expected = run.request.run.expected_mfu
     used = asdict(run.request.base) | asdict(run.request.data) | {"precision": run.machine.precision}
+    used |= {"accumulated": run.request.trainer.accumulate_grad_batches}
     return UtilisationWatch(expected, used) if expected else None
 
 

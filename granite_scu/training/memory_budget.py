@@ -16,6 +16,7 @@ from granite_scu.hardware import GIB
 from granite_scu.hardware.detection import ram
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading, memory
+from granite_scu.model.base_files import IN_4_BITS, quantised_by
 from granite_scu.model.compilation import can_keep_products, check_selective
 from granite_scu.model.loading import WEIGHT_DTYPES
 
@@ -37,8 +38,9 @@ def setting_of(request: Request, machine: Machine) -> memory.Setting:
     # out of the simulation; all of them are a bound.
     by_place = any("." in target for target in listed(request.lora.targets))
     lora = replace(request.lora, targets=None) if request.lora.adapter or by_place else request.lora
+    in_4_bits = request.base.quantize_4bit or quantised_by(loading.known_config(request.base.name)) == IN_4_BITS
     return memory.Setting(
-        replace(request.base, attention=machine.attention),
+        replace(request.base, attention=machine.attention, quantize_4bit=in_4_bits),
         lora,
         WEIGHT_DTYPES[machine.precision],
         request.data.batch_size,
@@ -46,6 +48,7 @@ def setting_of(request: Request, machine: Machine) -> memory.Setting:
         machine.accelerator,
         machine.world_size,
         request.data.isolate_documents,
+        machine.devices if machine.sharded else 1,
     )
 
 
@@ -134,7 +137,7 @@ def _changes(request: Request, machine: Machine) -> Iterator[Request]:
     for how in _slower(request.base.gradient_checkpointing or False, machine):
         yield _recomputing(request, how)
     base = replace(request.base, gradient_checkpointing=True)
-    if not base.quantize_4bit and find_spec("bitsandbytes"):
+    if not base.quantize_4bit and not request.run.fsdp and find_spec("bitsandbytes"):
         base = replace(base, quantize_4bit=True)
         yield replace(request, base=base)
     length = request.data.block_size

@@ -167,6 +167,11 @@ class GraniteModule(AdapterPlant, L.LightningModule):
                 "same flags, on a file system that all nodes see"
             )
 
+    @property
+    def learned(self) -> float:
+        """Tokens to learn of the batches since the last step, on this process."""
+        return float(self._micro[1])
+
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         nats = self(**batch)
         self._micro += torch.stack([nats.detach().double(), supervised(batch)])

@@ -70,6 +70,8 @@ def prepare(
     request = batch_size.fit_to_memory(request, machine)
     data.config = replace(data.config, batch_size=request.data.batch_size)
     data.check_processes(machine.world_size)
+    at_once = (data.config.eval_batch_size or data.config.batch_size) * machine.world_size
+    data.check_validation(request.trainer.limit_val_batches * at_once)
 
     # N and the length of the run, the law of lambda, and the general text that drift is held on.
     length = length_of(request, data.train.n_blocks, data.n_tokens, machine.world_size)

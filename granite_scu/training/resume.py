@@ -105,7 +105,10 @@ def with_checkpoint_settings(request: Request, resume: Resume) -> Request:
     with attribute_errors_to_checkpoint(resume):
         if any(not isinstance(value, float | int | str) or isinstance(value, bool) for value in values.values()):
             raise TypeError("a setting is no number")
-        return replace(request.with_values(values), given=request.given | values.keys())
+        request = replace(request.with_values(values), given=request.given | values.keys())
+        if request.data.stream and request.prior.n_tokens is None:  # counted by the steps planned at its start
+            request = request.with_values({"prior.n_tokens": int(resume.state["frozen"]["--n-tokens"])})
+        return request
 
 
 def _measures_precision(request: Request, before: dict[str, Any]) -> bool:

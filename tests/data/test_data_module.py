@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import islice
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -80,6 +81,15 @@ def test_the_split_does_not_depend_on_the_runs_seed_but_the_order_does(tokenizer
         assert (getattr(first, name).stream.tokens[:] == getattr(second, name).stream.tokens[:]).all()
     one, other = (next(iter(data.train_dataloader()))["input_ids"] for data in (first, second))
     assert not torch.equal(one, other)
+
+
+def test_a_validation_without_a_token_to_measure_on_is_refused(tokenizer, many_lines, monkeypatch):
+    data = prepared(tokenizer, many_lines)
+    data.check_validation(1)
+    unlearned = data.validation[0]._replace(labels=np.full(32, IGNORED, np.int32))
+    monkeypatch.setattr(type(data.validation), "__getitem__", lambda blocks, index: unlearned)
+    with pytest.raises(UserError, match="--eval-iters: the 1 blocks"):
+        data.check_validation(1)
 
 
 def test_a_batch_is_the_blocks_as_int64(tokenizer, one_text):

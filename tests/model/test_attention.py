@@ -5,10 +5,11 @@ import torch
 from references import granite
 from rounding import OF_GRANITE, assert_rounded
 from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, OPTConfig
 
 from granite_scu.config.settings import IGNORED, BaseConfig
 from granite_scu.model import loading
-from granite_scu.model.attention import CPU_ATTENTION, attend, can_isolate, isolating
+from granite_scu.model.attention import CPU_ATTENTION, attend, can_isolate, isolating, keeps_apart
 from granite_scu.model.loss import summed_nats, token_nats
 from granite_scu.model.mamba2.tiling import describing
 
@@ -19,6 +20,9 @@ def dense(kind: str = "granite") -> torch.nn.Module:
     """A Granite with rotary positions and no Mamba layer."""
     return granite(kind, num_hidden_layers=4, initializer_range=0.3)
 
+
+OPT = OPTConfig(vocab_size=50, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=2,
+                word_embed_proj_dim=32, max_position_embeddings=64)  # fmt: skip
 
 KINDS = [
     *("hybrid sdpa cuda", "hybrid eager cpu", "granite sdpa cpu", "granite eager cpu"),
@@ -97,6 +101,8 @@ def test_a_block_that_is_seen_as_a_whole_takes_no_arguments(model):
 def test_where_isolation_is_not_known_to_work_it_is_said(small_granite):
     hybrid = loading.load_model(BaseConfig(small_granite), torch.float32)
     assert can_isolate(hybrid, "sdpa") and can_isolate(dense(), "eager")
+    assert keeps_apart(hybrid) and keeps_apart(dense())
+    assert not keeps_apart(AutoModelForCausalLM.from_config(OPT).eval())
     assert not can_isolate(hybrid, "flash_attention_2")
     hybrid.config.model_type = "bamba"
     assert not can_isolate(hybrid, "sdpa")

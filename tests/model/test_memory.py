@@ -105,6 +105,13 @@ def test_4_bit_weights_are_as_large_as_those_of_bitsandbytes(config):
     assert memory.predict(config, setting).weights == pytest.approx(held, rel=0.01)
 
 
+def test_shared_layers_are_counted_by_their_share_and_two_as_wholes(config):
+    whole, shared = (memory.predict(config, replace(SETTING, sharing=n)).weights for n in (1, 4))
+    model = loading.load_model(BaseConfig(TINY_MODEL), SETTING.dtype)
+    sizes = [sum(p.nbytes for p in layer.parameters()) for layer in model.model.layers]
+    assert shared == pytest.approx(whole - 0.75 * sum(sizes) + 2 * max(sizes), rel=1e-6)
+
+
 def test_what_takes_less_is_predicted_to_take_less(config):
     plain = memory.predict(config, SETTING)
     assert memory.predict(config, checkpointed(SETTING)).total < 0.6 * plain.total

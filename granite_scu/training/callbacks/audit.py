@@ -18,7 +18,7 @@ class AdapterAudit(L.Callback):
         self.passed = False
 
     def on_before_optimizer_step(self, trainer: L.Trainer, module: GraniteModule, optimizer) -> None:
-        if self.passed:
+        if self.passed or not module.learned:  # of a window without a token to learn no gradient says anything
             return
         gradients = [u.b.grad for u in module.updates.values()]
         complete = all(gradient is not None for gradient in gradients)

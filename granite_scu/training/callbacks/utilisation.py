@@ -19,7 +19,7 @@ class UtilisationWatch:
 
     Args:
         expected: share of the peak.
-        settings: of the base model and the data, and the run's ``precision``.
+        settings: of the base model and the data, the run's ``precision``, and the batches ``accumulated`` in a step.
     """
 
     def __init__(self, expected: float, settings: dict[str, Any]) -> None:
@@ -46,14 +46,15 @@ def advice(record: dict, settings: dict[str, Any]) -> str:
 
     Args:
         record: a tick's, with memory and utilisation.
-        settings: ``batch_size``, ``num_workers``, ``compile``, ``gradient_checkpointing``, ``precision``.
+        settings: ``batch_size``, ``accumulated``, ``num_workers``, ``compile``, ``gradient_checkpointing``,
+            ``precision``.
     """
     peak, total, utilisation = record["gpu_memory_gb"], record["gpu_memory_total_gb"], record["gpu_utilisation"]
     found = []
     if utilisation is not None and utilisation < 80:
         workers = f"--num-workers {max(2, 2 * settings['num_workers'])}"
         found.append(f"the GPU is busy for {utilisation} % of the time only, so give it data faster ({workers})")
-    if peak and total and peak < 0.8 * total:
+    if peak and total and peak < 0.8 * total and settings["accumulated"] > 1:  # a larger step would be another run
         bigger = f"--batch-size {2 * settings['batch_size']}"
         found.append(f"{peak:.1f} of {total:.1f} GiB are used, so raise {bigger} and halve the accumulation")
         if settings["gradient_checkpointing"] is True:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from granite_scu.config.errors import RunFailed
+from granite_scu.config.settings import IGNORED
 from granite_scu.training.callbacks.audit import AdapterAudit
 
 BYPASSED = "model.layers.0.mamba.out_proj"
@@ -49,7 +50,8 @@ def test_the_penalty_does_not_hide_a_bypassed_adapter(make_module, make_batches,
         fit(module, make_batches(1), callbacks=[AdapterAudit()])
 
 
-def test_it_waits_for_a_window_that_is_finite(make_module, make_batches, fit, poison):
+@pytest.mark.parametrize("teaches", [True, False])
+def test_it_waits_for_a_window_that_is_finite_and_teaches_something(make_module, make_batches, fit, poison, teaches):
     module, audit = make_module(), AdapterAudit()
     seen = []
 
@@ -58,7 +60,8 @@ def test_it_waits_for_a_window_that_is_finite(make_module, make_batches, fit, po
             seen.append(audit.passed)
 
     first, *rest = make_batches(3)
-    fit(module, [poison(module, first), *rest], callbacks=[audit, Watch()])
+    first = poison(module, first) if teaches else first | {"labels": torch.full_like(first["labels"], IGNORED)}
+    fit(module, [first, *rest], callbacks=[audit, Watch()])
     assert seen == [False, True, True]
 
 

@@ -21,7 +21,8 @@ RECORD = {
     **{"tokens_per_s": 12345.6, "mfu": 0.1523},
 }
 SETTINGS = {
-    "batch_size": 16, "num_workers": 0, "compile": False, "gradient_checkpointing": True, "precision": "bf16-mixed",
+    "batch_size": 16, "accumulated": 2, "num_workers": 0, "compile": False, "gradient_checkpointing": True,
+    "precision": "bf16-mixed",
 }  # fmt: skip
 
 
@@ -111,6 +112,7 @@ def test_a_run_that_does_well_hears_nothing(caplog, mfus):
     [
         ({"gpu_utilisation": 40}, {}, "the GPU is busy for 40 % of the time only"),
         ({"gpu_memory_gb": 12.0, "gpu_memory_total_gb": 24.0}, {}, "12.0 of 24.0 GiB"),
+        ({"gpu_memory_gb": 12.0, "gpu_memory_total_gb": 24.0}, {"accumulated": 1}, "--torch-compile"),
         ({}, {"precision": "32-true"}, "fp32 has half the rate of bf16"),
         ({}, {}, "--torch-compile"),
         ({}, {"compile": True}, "see docs/troubleshooting.md"),
