@@ -40,9 +40,15 @@ def find(given: str) -> list[Path]:
     """Every file that a path stands for, sorted: itself, those in a folder in depth, or those that a pattern matches.
 
     Raises:
-        UserError: there is no such path.
-        OSError: a folder that cannot be read.
+        UserError: neither a file nor a folder, or one that may not be read.
     """
+    try:
+        return _found(given)
+    except OSError as error:
+        raise unreadable(given, error) from error
+
+
+def _found(given: str) -> list[Path]:
     root = Path(given).expanduser()
     if root.is_file():
         return [root]

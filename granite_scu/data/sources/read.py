@@ -186,7 +186,7 @@ def check_beginning(path: str, text_column: str, encoding: str, record_format: s
     """Refuse text that is there and is empty, or wrong in its first document; reads no further."""
     found = [file for file in files.find(path) if files.kind(file) in formats.SUFFIXES]
     documents = _read_files(found, text_column, encoding, record_format)
-    if not any(not isinstance(document, TextFile) or document.path.stat().st_size for document in documents):
+    if not any(not isinstance(document, TextFile) or next(document.pieces(), "") for document in documents):
         raise no_text([path])
 
 
@@ -198,10 +198,7 @@ def readable_files(path: str) -> list[Path]:
     """
     if not path.strip():  # an unset shell variable; Path would take it for the current folder
         raise UserError(f"--data-dir '{path}': is empty; {_REMEDY}")
-    try:
-        found = files.find(path)
-    except OSError as error:
-        raise files.unreadable(path, error) from error
+    found = files.find(path)
     chosen = [file for file in found if files.kind(file) in formats.SUFFIXES]
     others = Counter(file.suffix.lower() or "no suffix" for file in found if files.kind(file) not in formats.SUFFIXES)
     about = _about_records(chosen)

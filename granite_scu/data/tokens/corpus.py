@@ -141,7 +141,7 @@ def _stamps(sources: list[str]) -> list[tuple[str, int, int]]:
     try:
         found = [file for name in own for file in files.find(name) if files.kind(file) in formats.SUFFIXES]
         return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in found]
-    except OSError:
+    except (OSError, UserError):
         return []
 
 

@@ -3,13 +3,14 @@ import os
 from pathlib import Path
 
 import pytest
+from outcomes import refusal
 from outcomes import refused_data as refused
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources import files
 from granite_scu.data.sources.documents import Document
-from granite_scu.data.sources.read import load, sources_of
+from granite_scu.data.sources.read import check_beginning, load, sources_of
 
 
 def jsonl(tmp_path: Path, *lines: str) -> Path:
@@ -135,7 +136,8 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch, method):
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, method, denied)
-    assert "secret.txt: cannot be read (Permission denied); check its permissions" in refused(path)
+    words = "secret.txt: cannot be read (Permission denied); check its permissions"
+    assert words in refused(path) and words in refusal(check_beginning, str(path), "text", "utf-8", "auto")
 
 
 def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
