@@ -5,6 +5,7 @@ import glob
 import gzip
 import os
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,29 +38,43 @@ def kind(path: Path) -> str:
 
 
 def find(given: str) -> list[Path]:
-    """Every file that a path stands for, sorted: itself, those in a folder in depth, or those that a pattern matches.
+    """The files of ``search``, which raises the same."""
+    found, _ = search(given)
+    return found
+
+
+def search(given: str) -> tuple[list[Path], Counter[str]]:
+    """Every file that a path stands for, sorted: itself, those in a folder in depth, or those that a pattern matches;
+    and the number of those that are passed over: the hidden ones of a folder, such as git's, and links to others here.
 
     Raises:
         UserError: neither a file nor a folder, or one that may not be read.
     """
     try:
-        return _found(given)
+        matched = _matched(given)
+        inside = {path for folder in matched if folder.is_dir() for path in _in_depth(folder)}
+        named = {file for path in matched if not path.is_dir() for file in _as_file(path)}
     except OSError as error:
         raise unreadable(given, error) from error
+    hidden = {path for path in inside if path.name.startswith(".")}
+    every = sorted(named | inside - hidden)
+    once: dict[str, Path] = {}
+    for path in every:
+        place = os.path.realpath(path)
+        if place not in once or not path.is_symlink():
+            once[place] = path
+    return sorted(once.values()), Counter({"hidden": len(hidden), "linked twice": len(every) - len(once)})
 
 
-def _found(given: str) -> list[Path]:
+def _matched(given: str) -> list[Path]:
     root = Path(given).expanduser()
-    if root.is_file():
+    if root.is_file() or root.is_dir():
         return [root]
-    if root.is_dir():
-        return _in_depth(root)
     if root.exists():
         raise UserError(f"--data-dir {root}: neither a file nor a folder; give one that holds text")
     if glob.has_magic(given):
         _check_searched(root)
-        matched = [Path(name) for name in sorted(glob.glob(str(root), recursive=True))]
-        return sorted({file for path in matched for file in (_in_depth(path) if path.is_dir() else _as_file(path))})
+        return [Path(name) for name in glob.glob(str(root), recursive=True)]
     return []
 
 
@@ -74,18 +89,21 @@ def _check_searched(pattern: Path) -> None:
 
 
 def _in_depth(root: Path) -> list[Path]:
-    """The files of a folder in depth, sorted; through links too, and of a folder that is reached twice once."""
+    """The files of a folder in depth, through links too, and of a folder that is reached twice once; hidden folders as
+    they are, for nothing in them is read."""
     found: list[Path] = []
     seen: set[str] = set()
     # os.walk, since Path.rglob passes over a folder that it may not read.
     for folder, folders, names in os.walk(root, onerror=_raise, followlinks=True):
-        folders.sort()  # so that of two ways to a folder the same one is taken everywhere
+        hidden = [name for name in folders if name.startswith(".")]
+        folders[:] = sorted({*folders} - {*hidden})  # so that of two ways to a folder the same one is taken everywhere
         if (place := os.path.realpath(folder)) in seen:
             folders.clear()
             continue
         seen.add(place)
-        found += [Path(folder) / name for name in names]
-    return sorted(file for path in found for file in _as_file(path))
+        found += [file for name in names for file in _as_file(Path(folder) / name)]
+        found += [Path(folder) / name for name in hidden]
+    return found
 
 
 def _as_file(path: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import glob
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -62,13 +63,25 @@ def sources_of(config: DataConfig) -> list[Source]:
         return [Source(read, split=name) for name, read in zip(SPLITS, splits, strict=True)]
     how = config.text_column, config.encoding, config.record_format, config.stream
     found = [source(name, *how) for name in config.sources or [DEFAULT_DATASET]]
+    _check_once("--data-dir", config.sources, found)
     if len(found) > 1 and (divided := _divided([file for each in found for file in each.files or ()])):
         _log.warning("--data-dir %s: %s", config.named, divided)  # whoever names each file may want it
     for split, (flag, names) in config.files.items():
         with named_by(flag):
             of_split = [source(name, *how) for name in names]
+        _check_once(flag, names, of_split)
         found += [Source(partial(_read_by_name, flag, each.read), each.files, split) for each in of_split]
     return found
+
+
+def _check_once(flag: str, names: Sequence[str], found: Sequence[Source]) -> None:
+    """Refuse a file that two names of a flag stand for, as one that is named twice: it would be read twice."""
+    read: dict[str, str] = {}
+    for name, each in zip(names, found, strict=False):  # the hub's default has no name
+        for file in each.files or ():
+            other = read.setdefault(os.path.realpath(file), name)
+            if other != name:
+                raise UserError(f"{flag} {name}: {file} is in {other} too; name it once")
 
 
 def _read_by_name(flag: str, read: Callable[[], Iterable[Document | TextFile]]) -> Iterator[Document | TextFile]:
@@ -198,9 +211,9 @@ def readable_files(path: str) -> list[Path]:
     """
     if not path.strip():  # an unset shell variable; Path would take it for the current folder
         raise UserError(f"--data-dir '{path}': is empty; {_REMEDY}")
-    found = files.find(path)
+    found, others = files.search(path)
     chosen = [file for file in found if files.kind(file) in formats.SUFFIXES]
-    others = Counter(file.suffix.lower() or "no suffix" for file in found if files.kind(file) not in formats.SUFFIXES)
+    others += Counter(file.suffix.lower() or "no suffix" for file in found if files.kind(file) not in formats.SUFFIXES)
     about = _about_records(chosen)
     chosen = [file for file in chosen if file not in about]
     if divided := _divided(chosen):
@@ -209,7 +222,8 @@ def readable_files(path: str) -> list[Path]:
         raise UserError(f"--data-dir {path}: {_why_nothing(path, others)}; {_REMEDY}")
     if others:
         listed = _listed(others)
-        _log.warning("%s: skipped %d files that are not %s: %s", path, others.total(), _SUPPORTED, listed)
+        _log.warning("%s: skipped %d files that are hidden, linked twice or not %s: %s",
+                     path, others.total(), _SUPPORTED, listed)  # fmt: skip
     if about:
         _log.warning("%s: left out %s, which tells of the records beside it; to learn it, name it by itself",
                      path, ", ".join(map(str, about)))  # fmt: skip

@@ -53,14 +53,14 @@ def test_a_jsonl_line_is_one_document(tmp_path):
 
 
 def test_a_folder_is_read_in_depth_sorted_and_what_is_skipped_is_counted(tmp_path, caplog):
-    for name in ("b.txt", "a/z.md", "a/y.txt", "c.docx", "a/d.docx", "e.pdf", "LICENSE"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name)
-    assert [document.text for document in load(str(tmp_path), "text")] == ["a/y.txt", "a/z.md", "b.txt"]
-    assert (
-        "skipped 4 files that are not .txt, .md, .jsonl, .json, .csv, .tsv or .parquet: 2 .docx, 1 .pdf, 1 no suffix"
-        in caplog.text
-    )
+    root = tmp_path / ".mine"  # which is named, and read
+    for name in ("b.txt", "a/z.md", "a/y.txt", "c.docx", "a/d.docx", "e.pdf", "LICENSE", ".git/a.txt", "a/.b.txt"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    (root / "a" / "latest.txt").symlink_to(root / "b.txt")
+    assert [document.text for document in load(str(root), "text")] == ["a/y.txt", "a/z.md", "b.txt"]
+    assert "skipped 7 files" in caplog.text
+    assert ".parquet: 2 .docx, 1 .pdf, 2 hidden, 1 linked twice, 1 no suffix" in caplog.text
 
 
 @pytest.mark.parametrize("held", ["test.jsonl", "Validation-00000-of-00001.jsonl", "eval.jsonl"])
@@ -164,3 +164,6 @@ def test_folders_are_read_through_links_and_each_once(tmp_path):
     (folder / "again").symlink_to(elsewhere)
     (folder / "round").symlink_to(folder)
     assert [document.text for document in load(str(folder), "text")] == ["folder", "elsewhere"]
+    for flag, split in (("--data-dir", "path"), ("--test-data", "test_data")):
+        config = DataConfig(**{"path": "stdlib-docs", split: [str(folder), str(elsewhere / "*.txt")]})
+        assert f"a.txt is in {folder} too" in refusal(sources_of, config, begins=f"{flag} {elsewhere}")
