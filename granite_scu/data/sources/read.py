@@ -24,7 +24,10 @@ _REMEDY = (
     f"corpus ({', '.join(EMBEDDED)}), or {HUB_PREFIX}owner/name for a data set of the hub"
 )
 _HELD_OUT = dict.fromkeys(("valid", "validation", "val", "dev", "eval"), "--validation-data") | {"test": "--test-data"}
-"""Files beside one of ``train`` that are not trained on, by what their names begin with, and the flag for each."""
+"""Files beside one for training that are not trained on, by what their names or folders say, and the flag for each."""
+_LEARNED = ("train", "training")
+_NO_WORDS = {"of", *(suffix.removeprefix(".") for suffix in (*formats.SUFFIXES, *files.PACKED))}
+"""Words of names that say nothing of a part: of ``00000-of-00001``, and suffixes."""
 ABOUT = ("README", "LICENSE", "LICENCE", "NOTICE", "CITATION")
 """Names of texts that, beside records or above them, tell of these, and are not what is to be learned."""
 
@@ -239,25 +242,45 @@ def _about_records(found: Sequence[Path]) -> list[Path]:
 
 def _divided(chosen: Sequence[Path]) -> str:
     """What is wrong with files that their names divide: what is held out there would be trained on; empty: nothing."""
-    parts = {file: re.split(r"[.\-_]", file.name)[0] for file in chosen}
-    folders = {file.parent for file, part in parts.items() if part.lower() in ("train", "training")}
-    held = {file: _HELD_OUT[part.lower()] for file, part in parts.items()
-            if part.lower() in _HELD_OUT and file.parent in folders}  # fmt: skip
+    parts = {file: ((_part(file.parent.name), file.parent.parent), (_part(file.name), file.parent)) for file in chosen}
+    learned = {place for both in parts.values() for part, place in both if part in _LEARNED}
+    held = {file: _HELD_OUT[part] for file, both in parts.items()
+            for part, place in both if part in _HELD_OUT and place in learned}  # fmt: skip
     if not held:
         return ""
-    rest = " ".join(_patterns([file for file in chosen if file not in held]))
-    flags = (f"{flag} {' '.join(_patterns([file for file in held if held[file] == flag]))}"
+    rest = " ".join(_patterns(chosen, [file for file in chosen if file not in held]))
+    given = (f"{flag} {' '.join(_patterns(chosen, [file for file in held if held[file] == flag]))}"
              for flag in dict.fromkeys(held.values()))  # fmt: skip
-    some = ", ".join(file.name for file in [*held][:3]) + (" …" if len(held) > 3 else "")
-    return f"{some} beside files for training would be trained on; give --data-dir {rest} {' '.join(flags)}"
+    some = ", ".join(map(str, [*held][:3])) + (" …" if len(held) > 3 else "")
+    return f"{some} beside files for training would be trained on; give --data-dir {rest} {' '.join(given)}"
 
 
-def _patterns(chosen: Sequence[Path]) -> list[str]:
-    """The files as a command has them: those of a folder whose names begin with one word by a pattern."""
-    groups: dict[Path, list[Path]] = {}
-    for file in chosen:
-        groups.setdefault(file.parent / re.split(r"[.\-_]", file.name)[0], []).append(file)
-    return [str(files[0]) if len(files) == 1 else f"'{beginning}[-._]*'" for beginning, files in groups.items()]
+def _part(name: str) -> str:
+    """The part of a data set that the first or else the last word of a name says, of a file or a folder; empty: none.
+
+    >>> _part("chats_Test-00000-of-00001.jsonl.gz"), _part("latest.jsonl")
+    ('test', '')
+    """
+    words = [word for word in re.split(r"[.\-_ ]", name.lower()) if word.isalpha() and word not in _NO_WORDS]
+    return next((word for word in (*words[:1], *words[-1:]) if word in _HELD_OUT or word in _LEARNED), "")
+
+
+def _patterns(chosen: Sequence[Path], wanted: Sequence[Path]) -> list[str]:
+    """Some of the files as a command has them: several by their folder, or by the word that their names begin with,
+    where these fit no other of the chosen."""
+    others = {*chosen} - {*wanted}
+    own = {file.parent for file in wanted} - {folder for file in others for folder in file.parents}
+    taken = {_beginning(file) for file in others}
+    groups: dict[str, list[Path]] = {}
+    for file in wanted:
+        folder = next((each for each in reversed(file.parents) if each in own), None)
+        pattern = file if _beginning(file) in taken else f"'{_beginning(file)}[-._]*'"
+        groups.setdefault(str(folder or pattern), []).append(file)
+    return [str(files[0]) if len(files) == 1 else name for name, files in groups.items()]
+
+
+def _beginning(file: Path) -> Path:
+    return file.parent / re.split(r"[.\-_]", file.name)[0]
 
 
 def _why_nothing(path: str, others: Counter[str]) -> str:

@@ -80,6 +80,32 @@ def test_a_folder_that_its_files_divide_is_refused_with_the_flags_to_give(tmp_pa
     assert len(load(str(tmp_path), "text")) == 3
 
 
+@pytest.mark.parametrize(
+    ("learned", "held", "given"),
+    [
+        (["my_train.jsonl"], ["my_test.jsonl"], "my_train.jsonl --test-data my_test.jsonl"),
+        (["my_train_0.jsonl", "my_train_1.jsonl"], ["my_dev_v2.csv"],
+         "my_train_0.jsonl my_train_1.jsonl --validation-data my_dev_v2.csv"),
+        (["train/c.jsonl", "x.txt"], ["test/c.jsonl"], "train/c.jsonl x.txt --test-data test/c.jsonl"),
+        (["train/train-0.jsonl", "train/more/1.jsonl"], ["test/test-0.jsonl", "test/test-1.jsonl"],
+         "train --test-data test"),
+        (["a_training/c.jsonl"], ["eval/c.jsonl", "test.jsonl"],
+         "a_training/c.jsonl --validation-data eval/c.jsonl --test-data test.jsonl"),
+        (["train/c.jsonl", "latest/c.jsonl", "more/test.jsonl", "contest.txt"], [], ""),
+        (["train_test.jsonl", "train/test_1.jsonl", "how_to_test_it.txt", "tests/c.jsonl"], [], ""),
+    ],
+)  # fmt: skip
+def test_what_is_held_out_shows_in_the_names_of_files_and_folders(tmp_path, learned, held, given):
+    for name in (*learned, *held):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('{"text": "one"}\n' if name.endswith(".jsonl") else "text\none\n")
+    if held:
+        given = " ".join(word if word.startswith("--") else str(tmp_path / word) for word in given.split())
+        assert refused(str(tmp_path)).endswith(f"would be trained on; give --data-dir {given}")
+    else:
+        assert load(str(tmp_path), "text")
+
+
 def test_a_text_about_the_records_beside_it_is_left_out_unless_it_is_named(tmp_path, caplog):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.jsonl").write_text('{"text": "a record"}\n')
