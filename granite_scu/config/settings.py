@@ -491,10 +491,12 @@ class DataConfig(Group):
         remedy = "validation and test have files of their own; leave it out"
         check(not (self.held_out_share and len(own) == 2), "--held-out-share", self.held_out_share, remedy)
         for split, (flag, names) in own.items():
-            twice = [name for name in names if name in self.sources]
+            # A data set of the hub may have a split for each, which shows when it is there.
+            twice = [name for name in names if name in self.sources and not name.startswith(HUB_PREFIX)]
             remedy = f"is trained on too, as --data-dir; leave it out, or name other text to {_USES[split]} on"
             check(not twice, flag, ", ".join(twice), remedy)
-        twice = [name for name in listed(self.test_data) if name in listed(self.validation_data)]
+        validated = [name for name in listed(self.validation_data) if not name.startswith(HUB_PREFIX)]
+        twice = [name for name in listed(self.test_data) if name in validated]
         remedy = "is --validation-data too; leave it out here, and it is validated and tested on"
         check(not twice, "--test-data", ", ".join(twice), remedy)
 

@@ -31,21 +31,30 @@ def is_on_hub(source: str) -> bool:
     return source.startswith(HUB_PREFIX)
 
 
-def read(source: str, text_column: str, record_format: str = AUTO, streamed: bool = False) -> Iterator[Document]:
-    """The documents of the training split, or of the only one.
+def split_of(source: str, wanted: str = "train", streamed: bool = False) -> str:
+    """The split that is read: the wanted one, where there is no such the training split, or the only one. Raises as
+    ``read``."""
+    found = _load(source, streamed)
+    return next((name for name in (wanted, "train") if name in found), next(iter(found)))
+
+
+def read(
+    source: str, text_column: str, record_format: str = AUTO, streamed: bool = False, wanted: str = "train"
+) -> Iterator[Document]:
+    """The documents of one split, see ``split_of``.
 
     Args:
         source: with its prefix.
         text_column: field of a record that holds the text.
         record_format: as in ``DataConfig``.
         streamed: read it from the hub as it is needed, and keep nothing of it.
+        wanted: the split.
 
     Raises:
         UserError: no such data set or configuration, no way to the hub, or records without what is needed.
     """
-    found = _load(source, streamed)
-    name = "train" if "train" in found else next(iter(found))
-    _say_what_is_read(source, (name,), tuple(sorted(set(found) - {name})))
+    name = split_of(source, wanted, streamed)
+    _say_what_is_read(source, (name,), tuple(sorted(set(_load(source, streamed)) - {name})))
     yield from documents(source, name, text_column, record_format, streamed)
 
 

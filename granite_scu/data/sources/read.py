@@ -69,9 +69,11 @@ def sources_of(config: DataConfig) -> list[Source]:
     _check_once("--data-dir", config.sources, found)
     if len(found) > 1 and (divided := _divided([file for each in found for file in each.files or ()])):
         _log.warning("--data-dir %s: %s", config.named, divided)  # whoever names each file may want it
+    if config.files:
+        _check_splits(config)
     for split, (flag, names) in config.files.items():
         with named_by(flag):
-            of_split = [source(name, *how) for name in names]
+            of_split = [source(name, *how, split) for name in names]
         _check_once(flag, names, of_split)
         found += [Source(partial(_read_by_name, flag, each.read), each.files, split) for each in of_split]
     return found
@@ -85,6 +87,21 @@ def _check_once(flag: str, names: Sequence[str], found: Sequence[Source]) -> Non
             other = read.setdefault(os.path.realpath(file), name)
             if other != name:
                 raise UserError(f"{flag} {name}: {file} is in {other} too; name it once")
+
+
+def _check_splits(config: DataConfig) -> None:
+    """Refuse a data set of the hub of which two flags would read the same split."""
+    read: dict[tuple[str, str], str] = {}
+    for wanted, (flag, names) in {"train": ("--data-dir", config.sources or [DEFAULT_DATASET]), **config.files}.items():
+        for name in filter(hub.is_on_hub, names):
+            with named_by(flag):
+                split = hub.split_of(name, wanted, config.stream)
+            other = read.setdefault((name, split), flag)
+            if other != flag:
+                raise UserError(
+                    f"{flag} {name}: has no {wanted} split, and {other} reads its {split} split; name another data "
+                    "set, or leave it out"
+                )
 
 
 def _read_by_name(flag: str, read: Callable[[], Iterable[Document | TextFile]]) -> Iterator[Document | TextFile]:
@@ -106,7 +123,12 @@ def named_by(flag: str) -> Iterator[None]:
 
 
 def source(
-    path: str, text_column: str, encoding: str = "utf-8", record_format: str = AUTO, streamed: bool = False
+    path: str,
+    text_column: str,
+    encoding: str = "utf-8",
+    record_format: str = AUTO,
+    streamed: bool = False,
+    split: str = "train",
 ) -> Source:
     """One source; its documents come in a fixed order and one at a time: of a large source little is in memory.
 
@@ -117,6 +139,7 @@ def source(
         encoding: of text files.
         record_format: as in ``DataConfig``.
         streamed: keep no copy of what comes from the hub.
+        split: that is read of a data set of the hub, where it has it.
 
     Raises:
         UserError: nothing there; when it is read, a file that cannot be read; names file and line or byte.
@@ -124,7 +147,7 @@ def source(
     if path in EMBEDDED:
         return Source(EMBEDDED[path])
     if hub.is_on_hub(path):
-        return Source(partial(hub.read, path, text_column, record_format, streamed))
+        return Source(partial(hub.read, path, text_column, record_format, streamed, split))
     listed = readable_files(path)
     return Source(partial(_read_files, listed, text_column, encoding, record_format), listed)
 

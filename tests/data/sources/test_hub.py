@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from outcomes import refused_data
+from outcomes import refusal, refused_data
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
@@ -68,6 +68,24 @@ def test_of_several_sources_the_training_split_is_read_and_those_that_are_not_ar
     ]
     assert [document.text for document in in_memory(documents)] == ["mine", *(f"train {i}" for i in range(5))]
     assert "of its splits train is read, and not test, validation" in caplog.text
+
+
+def test_what_is_held_out_is_the_split_of_that_name(folder):
+    own = {"validation_data": f"hf:{folder}", "test_data": f"hf:{folder}"}
+    config = DataConfig(f"hf:{folder}", **own)
+    texts = {source.split: [document.text for document in source.read()] for source in sources_of(config)}
+    assert {split: (found[0], len(found)) for split, found in texts.items()} == {
+        "": ("train 0", 5), "validation": ("validation 0", 2), "test": ("test 0", 1)
+    }  # fmt: skip
+
+
+def test_a_split_is_not_held_out_where_it_is_read_for_another(folder):
+    (folder / "test.jsonl").unlink()
+    name = f"hf:{folder}"
+    words = f"--test-data {name}: has no test split, and --data-dir reads its train split; "
+    refusal(sources_of, DataConfig(name, validation_data=name, test_data=name), begins=words)
+    *_, test = sources_of(DataConfig("stdlib-docs", test_data=name))
+    assert next(document.text for document in test.read()) == "train 0"
 
 
 def test_a_data_set_called_wikitext_with_a_column_of_its_own(tmp_path):
