@@ -511,6 +511,11 @@ class DataConfig(Group):
         given = {"validation": self.validation_data, "test": self.test_data}
         return {split: (f"--{split}-data", listed(names)) for split, names in given.items() if names is not None}
 
+    def named_for(self, split: str) -> tuple[str, str]:
+        """The flag that names the text of a split, and what that text is called in messages."""
+        flag, names = self.files.get(split, ("--data-dir", [self.named]))
+        return flag, ", ".join(names)
+
     @property
     def is_validated(self) -> bool:
         """Whether anything is validated on."""

@@ -205,8 +205,8 @@ class TextDataModule(LightningDataModule):
         for name, part in blocks.items():
             if not part.n_supervised and self.holds_out(name):
                 raise UserError(
-                    f"--data-dir {config.named}: the {name} split has no token to learn or to measure on; give more "
-                    "documents, messages in which the assistant speaks within --block-size, or --loss-on all"
+                    f"{' '.join(config.named_for(name))}: the {name} split has no token to learn or to measure on; "
+                    "give more documents, messages in which the assistant speaks within --block-size, or --loss-on all"
                 )
         if train.n_inputs < at_least:  # in a row each input needs the token after it as its label
             raise UserError(

@@ -237,13 +237,14 @@ class StreamedDataModule(TextDataModule):
         """
         config = self.config
         renderer = Renderer(tokenizer, config.loss_on, config.control_tokens)
-        if not (parts := list(encoded(beginning(config), renderer, config.split_seed))):
+        splits = list(dict.fromkeys(source.split for source in sources_of(config) if not source.split))
+        splits += [source.split for source in sources_of(config) if source.split]
+        flags = [config.named_for(split)[0] for split in splits]
+        if not (parts := list(encoded(beginning(config), renderer, config.split_seed, flags=flags))):
             raise self._too_few(0)
         corpus = joined(parts)
         check_documents(config, corpus)
         say_formats(corpus, tokenizer)
-        splits = list(dict.fromkeys(source.split for source in sources_of(config) if not source.split))
-        splits += [source.split for source in sources_of(config) if source.split]
         division = self._divided(corpus, splits, streamed=True)
         if division.parts is None:
             raise self._too_few(corpus.n_documents)

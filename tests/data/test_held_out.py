@@ -104,6 +104,8 @@ def test_what_is_validated_on_is_not_trained_on(chatting, tmp_path, caplog):
         ({"validation_data": "train"}, ["--validation-data", "is trained on too"]),
         ({"validation_data": "texts"}, ["--validation-data", "texts", "conversations"]),
         ({"validation_data": "fields"}, ["--validation-data", "fields.jsonl:1", "there are: q, a"]),
+        ({"validation_data": "silent"}, ["--validation-data", "silent.jsonl: the validation split has no token"]),
+        ({"test_data": "calls"}, ["--test-data", "calls.jsonl:1: the chat template shows nothing of"]),
         ({"test_data": "nothing"}, ["--test-data", "no such file"]),
         ({"validation_data": "two", "test_data": "two"}, ["--test-data", "--validation-data"]),
         ({"validation_data": "two", "test_data": "one", "held_out_share": 0.1}, ["--held-out-share", "leave it out"]),
@@ -115,8 +117,12 @@ def test_one_line_says_what_is_wrong(chatting, tmp_path, fields, words):
         "train": chats(tmp_path / "train.jsonl", 40),
         "two": chats(tmp_path / "two.jsonl", 2, 100),
         "one": chats(tmp_path / "one.jsonl", 1, 200),
-        **{name: str(tmp_path / f"{name}.jsonl") for name in ("texts", "fields", "nothing")},
+        **{name: str(tmp_path / f"{name}.jsonl") for name in ("texts", "fields", "silent", "calls", "nothing")},
     }
+    question, function = {"role": "user", "content": "?"}, {"name": "f", "arguments": {"not": "in the template"}}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    (tmp_path / "silent.jsonl").write_text(json.dumps({"messages": [question]}) + "\n")
+    (tmp_path / "calls.jsonl").write_text(json.dumps({"messages": [question, call]}) + "\n")
     (tmp_path / "texts.jsonl").write_text('{"text": "no conversation"}\n')
     (tmp_path / "fields.jsonl").write_text('{"q": "of", "a": "another kind"}\n')
     given = {"path": files["train"], **{name: files.get(value, value) for name, value in fields.items()}}

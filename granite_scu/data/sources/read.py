@@ -111,15 +111,12 @@ def _read_by_name(flag: str, read: Callable[[], Iterable[Document | TextFile]]) 
 
 @contextmanager
 def named_by(flag: str) -> Iterator[None]:
-    """Say of a text that is refused which flag has named it, where that is another than ``--data-dir``.
-
-    Raises:
-        UserError: in place of the one that was raised.
-    """
+    """Say of a text that is refused which flag has named it, where that is another than ``--data-dir``."""
     try:
         yield
     except UserError as error:
-        raise UserError(str(error).replace("--data-dir", flag)) from error
+        error.args = (str(error).replace("--data-dir", flag),)  # itself, for the exit code goes by its cause
+        raise
 
 
 def source(

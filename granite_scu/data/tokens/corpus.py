@@ -16,7 +16,7 @@ from granite_scu.config.settings import DataConfig
 from granite_scu.config.untrusted_input import parse_json
 from granite_scu.data.sources import files, formats, samples
 from granite_scu.data.sources.documents import Document, TextFile
-from granite_scu.data.sources.read import is_path, no_text, sources_of
+from granite_scu.data.sources.read import Source, is_path, named_by, no_text, sources_of
 from granite_scu.data.sources.record_formats import TEXT, in_words
 from granite_scu.data.tokens import cache
 from granite_scu.data.tokens.chat import DAY, Renderer
@@ -46,17 +46,14 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     names = [os.path.abspath(Path(name).expanduser()) if is_path(name) else name for name in every]  # from any folder
     before = _stamps(every)
     sources = sources_of(config)
-    digests = [_read_through(source.read()) if source.files is None else _contents(source.files) for source in sources]
+    flags = [config.named_for(source.split)[0] for source in sources]
+    digests = [_digest(source, flag) for source, flag in zip(sources, flags, strict=True)]
     contents, size = [digest for digest, _ in digests], sum(size for _, size in digests)
     request = {
         "sources": names,
         "settings": [
-            config.text_column,
-            config.record_format,
-            config.encoding,
-            config.loss_on,
-            config.control_tokens,
-            config.split_seed,
+            *(config.text_column, config.record_format, config.encoding),
+            *(config.loss_on, config.control_tokens, config.split_seed),
         ],
         "tokenizer": _identity(tokenizer),
     }
@@ -73,7 +70,7 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
             _log.warning("%s has changed since it was last tokenised, and is tokenised again", ", ".join(changed))
         elif any((folder / cache.key_of(facts, version)).exists() for version in range(cache.VERSION)):
             _log.info("%s is tokenised again: --cache-dir %s has it from an earlier version", config.named, folder)
-        parts = encoded([source.read() for source in sources], renderer, config.split_seed, skip=done)
+        parts = encoded([source.read() for source in sources], renderer, config.split_seed, done, flags)
         yield from with_progress_bar(parts, size if show_progress else 0)
         if _stamps(every) != before:  # what was read is then not what the tokens are kept under the name of
             raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
@@ -143,6 +140,11 @@ def _stamps(sources: list[str]) -> list[tuple[str, int, int]]:
         return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in found]
     except (OSError, UserError):
         return []
+
+
+def _digest(source: Source, flag: str) -> tuple[str, int]:
+    with named_by(flag):
+        return _read_through(source.read()) if source.files is None else _contents(source.files)
 
 
 def _contents(listed: list[Path]) -> tuple[str, int]:

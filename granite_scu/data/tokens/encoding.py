@@ -25,6 +25,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.progress import Heartbeat
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources.documents import Document, TextFile
+from granite_scu.data.sources.read import named_by
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.pieces import LONGEST_CHAT, Piece, groups_of, pieces_of
 from granite_scu.data.tokens.special_tokens import Places, ReadAs, SpecialTokens
@@ -92,6 +93,7 @@ def encoded(
     renderer: Renderer,
     split_seed: int = DataConfig.split_seed,
     skip: int = 0,
+    flags: Sequence[str] = (),
 ) -> Iterator[Corpus]:
     """The stream of all documents, part by part; joined, the parts are the stream.
 
@@ -100,18 +102,20 @@ def encoded(
         renderer: of conversations, and its tokenizer for all texts.
         split_seed: of the order that fingerprints have.
         skip: pieces at the beginning that are read and not tokenised again.
+        flags: that named each source, for messages; of none it is ``--data-dir``.
 
     Raises:
         UserError: as ``encode``, and what reading raises.
     """
     least = CHUNK if _may_be_cut(renderer.tokenizer) else LONG_CHUNK
-    pieces = (
-        piece
-        for number, documents in enumerate(sources)
-        for document in documents
-        for piece in pieces_of(document, number, renderer.render, split_seed, least)
-    )
-    yield from parts_of(groups_of(islice(pieces, skip, None), GROUP), renderer)
+
+    def pieces() -> Iterator[Piece]:
+        for number, documents in enumerate(sources):
+            with named_by(flags[number] if flags else "--data-dir"):
+                for document in documents:
+                    yield from pieces_of(document, number, renderer.render, split_seed, least)
+
+    yield from parts_of(groups_of(islice(pieces(), skip, None), GROUP), renderer)
 
 
 def _may_be_cut(tokenizer: PreTrainedTokenizerBase) -> bool:
