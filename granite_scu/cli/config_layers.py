@@ -183,9 +183,21 @@ def of_file(name: str) -> Layer:
 
 
 def of_group(group: str, text: str) -> dict[str, Any]:
-    """The settings of a group that is given whole, as a mapping in YAML or a file that holds one, by dotted key."""
-    content = parse(text) if ": " in text or not Path(text).expanduser().is_file() else parse(read(text))
-    return {f"{group}.{name}": value for name, value in content.items()} if isinstance(content, dict) else {group: text}
+    """The settings of a group that is given whole, as a mapping in YAML or a file that holds one, by dotted key.
+
+    Raises:
+        UserError: what is there is not valid YAML, or a file without a mapping.
+    """
+    is_file = ": " not in text and Path(text).expanduser().is_file()
+    if not is_file and ": " not in text and not text.startswith("{"):
+        return {group: text}  # which is refused as the value of any key that is none
+    try:
+        written = read(text) if is_file else text
+        checked(text, written)
+    except UserError as error:
+        meant = "; text to train on is named by --data.path" if group == "data" else ""
+        raise UserError(str(error).replace("--config", f"--{group}", 1) + meant) from error
+    return {f"{group}.{name}": value for name, value in parse(written).items()}
 
 
 def check_key(key: str, origin: str, line: str = "", value: Any = "") -> None:

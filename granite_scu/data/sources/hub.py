@@ -126,7 +126,8 @@ def _load(source: str, streamed: bool = False) -> dict[str, Any]:
     try:
         with hub.asked_for(repository):
             return datasets.load_dataset(repository, configuration or None, streaming=streamed)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # offline and not found are OSErrors
+    # Offline and not found are OSErrors, a data set that is a program a RuntimeError.
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         at_bottom = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else None
         reason = one_line(at_bottom or error)[:300]
         what = "no --data-dir, and wikitext-2" if source == DEFAULT_DATASET else f"--data-dir {source}: it"

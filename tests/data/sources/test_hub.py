@@ -109,9 +109,10 @@ def test_no_such_data_set_is_one_line_that_names_what_there_is_without_the_hub(t
     assert "names neither a data set of the hub nor a folder" in message and "--data-dir stdlib-docs" in message
 
 
-def test_the_default_without_network_names_the_embedded_corpora(monkeypatch):
+@pytest.mark.parametrize("kind", [ConnectionError, RuntimeError])  # offline, and where it is a script
+def test_the_default_without_network_names_the_embedded_corpora(monkeypatch, kind):
     def unreachable(*name, **how):
-        raise ConnectionError("Couldn't reach 'Salesforce/wikitext' on the Hub (LocalEntryNotFoundError)")
+        raise kind("Couldn't reach 'Salesforce/wikitext' on the Hub (LocalEntryNotFoundError)")
 
     monkeypatch.setattr("datasets.load_dataset", unreachable)
     with pytest.raises(UserError, match=r"no --data-dir, and wikitext-2 .*Couldn't reach .*--data-dir stdlib-docs or"):
