@@ -210,7 +210,10 @@ class GeneralPart:
         """H, bits per counted token that the model as training began needs. Every rank reads this at the same time."""
         model, plain = self._trained.language_model, self._plain
         with self._reading():
-            bases = [(self._base(number), rows.targets) for number, rows in enumerate(self._batches)]
+            if plain:
+                bases = ((self._base(number), rows.targets) for number, rows in enumerate(self._batches))
+            else:
+                bases = ((self._before(row), row.targets) for rows in self._batches for row in self._apart(rows))
             nats = torch.stack([kl_divergence.nats_of(model, base, targets, plain) for base, targets in bases])
         return bits(float(self._trained.reduce(nats.sum())) / self.tokens)
 
@@ -221,8 +224,7 @@ class GeneralPart:
         """What the model as training began makes of a batch."""
         if number in self._kept:
             return self._kept[number]
-        with torch.no_grad(), self._trained.as_it_began():
-            states = self._states(self._batches[number])
+        states = self._before(self._batches[number])
         if not self._plain:
             return states
         if not self._places:  # all in one: what is kept between a step's tensors keeps their memory in pieces
@@ -231,8 +233,29 @@ class GeneralPart:
         self._kept[number] = self._places[number].copy_(states)
         return self._kept[number]
 
+    def _before(self, rows: _Rows) -> Tensor:
+        with torch.no_grad(), self._trained.as_it_began():
+            return self._states(rows)
+
+    def _apart(self, rows: _Rows) -> list[_Rows]:
+        """The rows of a batch, each by itself: logits of all of them would be gigabytes. Of several processes, whose
+        passes have to be as many, all at once."""
+        if self._trained.process[1] > 1:
+            return [rows]
+        time = rows.input_ids.shape[1]
+        own = [rows.positions // time == row for row in range(len(rows.input_ids))]
+        return [
+            _Rows(rows.input_ids[row : row + 1], rows.positions[here] - row * time, rows.targets[here], rows.tokens)
+            for row, here in enumerate(own)
+            if here.any()
+        ]
+
     def _nats(self, number: int) -> Tensor:
         """Sum of the KL over this rank's counted positions of a batch, in nats."""
+        if not (self._plain or torch.is_grad_enabled()):
+            model = self._trained.language_model
+            pairs = ((self._before(row), self._states(row)) for row in self._apart(self._batches[number]))
+            return torch.stack([kl_divergence.drift_of(model, *pair, plain=False) for pair in pairs]).sum()
         base, now = self._base(number), self._states(self._batches[number])
         return kl_divergence.drift_of(self._trained.language_model, base, now, self._plain)
 

@@ -214,6 +214,30 @@ def test_a_run_that_is_continued_with_other_ticks_reads_all_parts_anew_and_atten
     fit(make_module(), make_batches(1), callbacks=[Look()])
 
 
+def test_where_the_head_is_not_plain_a_row_is_read_at_a_time_and_the_sum_is_the_same(
+    make_module, fit, make_batches, monkeypatch
+):
+    heads = []
+    states = kl_divergence.states
+
+    def noted(model, ids, *rest):
+        heads.append(len(ids))
+        return states(model, ids, *rest)
+
+    class Look(L.Callback):
+        def on_train_start(self, trainer, module):
+            give_size(module)
+            plain = GeneralPart(module.as_trained(), make_batches(2, seed=9)).read()
+            monkeypatch.setattr(kl_divergence, "has_plain_head", lambda *_: False)
+            monkeypatch.setattr(kl_divergence, "states", noted)
+            other = GeneralPart(module.as_trained(), make_batches(2, seed=9)).read()
+            assert set(heads) == {1}
+            assert other.tokens == plain.tokens
+            assert (other.bpt, other.base_bpt) == pytest.approx((plain.bpt, plain.base_bpt), rel=1e-4)
+
+    fit(make_module(), make_batches(1), callbacks=[Look()])
+
+
 class Counted(L.Callback):
     """Reads the general text, and has lambda at 0."""
 
