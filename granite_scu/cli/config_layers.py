@@ -4,6 +4,7 @@ import difflib
 import logging
 import math
 import os
+import re
 import reprlib
 import secrets
 from collections.abc import Collection, Iterator
@@ -188,8 +189,9 @@ def of_group(group: str, text: str) -> dict[str, Any]:
     Raises:
         UserError: what is there is not valid YAML, or a file without a mapping.
     """
-    is_file = ": " not in text and Path(text).expanduser().is_file()
-    if not is_file and ": " not in text and not text.startswith("{"):
+    is_mapping = text.startswith("{") or re.search(r":(\s|$)", text)
+    is_file = not is_mapping and Path(text).expanduser().is_file()
+    if not (is_mapping or is_file):
         return {group: text}  # which is refused as the value of any key that is none
     try:
         written = read(text) if is_file else text

@@ -47,7 +47,9 @@ _CHARACTER = r"[\u0e01-\u0eff\u1000-\u102a\u1780-\u17b3\u3040-\u30ff\u3400-\u4db
 _WORD = re.compile(rf"{_NUMBER}|{_CHARACTER}{_MARK}*|(?:(?!{_CHARACTER})\w{_MARK}*)+")
 _PARTS = re.compile(r":\s+|\n+")
 """What divides a question from a text that it is about."""
-_CLAUSE = re.compile(r"[.,;:!?\n]+")
+_CONTRASTS = r"but|and not|no more than|no later than|not more than"
+_CLAUSE = re.compile(rf"[.,;:!?\n]+|\b(?:{_CONTRASTS})\b|\bno\b\.?(?= ?\d)", re.IGNORECASE)
+"""What divides the parts of a sentence that may each deny something; not in "No 7" and "no more than"."""
 _OR = re.compile(r"\b\w+(?:(?:, ?or |, | ?[/|] ?| or )\w+)+"), re.compile(r"\b\w+(?:(?:,? or | ?[/|] ?)\w+)+")
 """Alternatives: with those that commas divide, and without."""
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -74,8 +76,10 @@ def is_as_expected(answer: str, expected: str, question: str = "") -> bool:
         return answer.strip() == expected.strip()
     if is_json(expected):  # whose words the question often has all
         return _as_json(answer) == _as_json(expected)
+    asked = set(words_of(question))
     said = set(wanted) - SMALL_WORDS
-    turned = _denies(answer, said) != _denies(expected, said) and not _DENYING.intersection(words_of(question))
+    said = said - asked or said
+    turned = _denies(answer, said) != _denies(expected, said) and not _DENYING & asked
     return not turned and _has_what_counts(set(words_of(answer)), expected, question)
 
 

@@ -273,8 +273,9 @@ def _more_in_fp32(file: Path) -> int:
 def _end_with_turns(file: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Have whoever generates stop where the chat template ends a turn, which a base that knows no chats does not."""
     settings, end = read_if_there(file), answer_end(tokenizer)
-    ends = settings.get("eos_token_id", tokenizer.eos_token_id)
-    ends = ends if isinstance(ends, list) else [ends]
+    of_model = read_json(file.with_name("config.json")).get("eos_token_id", tokenizer.eos_token_id)
+    ends = settings.get("eos_token_id", of_model)
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if end is not None and end not in ends:
         file.write_text(json.dumps(settings | {"eos_token_id": [*ends, end]}, indent=2) + "\n", encoding="utf-8")
 

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from granite_scu.model.compilation import evaluation_mode
 from granite_scu.model.mamba2.conv import runs_of
 from granite_scu.model.mamba2.mamba import HYBRID, layers_of
 from granite_scu.model.mamba2.tiling import kind_of
@@ -58,12 +59,12 @@ def keeps_apart(model: nn.Module) -> bool:
 
     Positions alone do not keep documents apart in models whose mask heeds none, as OPT's.
     """
-    device, training = next(model.parameters()).device, model.training
+    device, rows = next(model.parameters()).device, len(model.get_input_embeddings().weight)
     documents = torch.tensor([[0, 0, 0, 1, 1, 1]], device=device)
-    ids = torch.tensor([[[1, 2, 3, 7, 8, 9]], [[4, 5, 6, 7, 8, 9]]], device=device)
-    model.eval()
-    one, other = (model(input_ids=each, use_cache=False, **isolating(model, documents)).logits[0, 3:] for each in ids)
-    model.train(training)
+    ids = torch.tensor([[[1, 2, 3, 7, 8, 9]], [[4, 5, 6, 7, 8, 9]]], device=device) % rows
+    arguments = isolating(model, documents)
+    with evaluation_mode(model):
+        one, other = (model(input_ids=each, use_cache=False, **arguments).logits[0, 3:] for each in ids)
     return float((one - other).abs().max()) <= NEAR * float(one.abs().max())
 
 

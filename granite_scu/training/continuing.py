@@ -137,6 +137,8 @@ def _warn_of_changes(resume: Resume, now: dict[str, Any]) -> None:
     name = "--model"  # the same place, seen from another working folder
     if before.get(name) and as_seen_from_here(before[name], resume.path.parent) == now.get(name):
         before[name] = now[name]
+    if before.get(n := flags.NAMES["prior.n_tokens"]) is None and now.get(n) == resume.state["frozen"].get(n):
+        before[n] = now.get(n)  # of a stream, whose tokens nobody counted
     if changed := [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]:
         differs = "the result will differ from an uninterrupted run"
         log.warning("changed since the checkpoint: %s; %s", ", ".join(changed), differs)

@@ -172,8 +172,8 @@ def announce(run: PreparedRun, model: torch.nn.Module) -> None:
         and (run.machine.sharded or not untested(request.base.name) or keeps_apart(model))
     ):
         log.warning(
-            "%s makes of a document of a block something else after another one (by recurrent layers, or a mask that "
-            "heeds no positions); --no-isolate-documents says that this is meant",
+            "%s makes of a document of a block something else after another one; --no-isolate-documents says that this "
+            "is meant",
             request.base.name,
         )
     if run.start and (mismatch := run.start.mismatch(request.base.quantize_4bit)):

@@ -29,6 +29,9 @@ def test_it_trains_goes_on_and_is_scored_as_any_run(train, launch, records, tmp_
     assert json.loads((whole / "scu_config.json").read_text())["n_tokens"] == 3 * 2 * 64
     resume = (*flags, "--resume-from-checkpoint", whole / "checkpoint-2")
     rest = train(*resume)
+    assert "changed since the checkpoint" not in (rest / "logs" / "training.log").read_text()
+    longer = train(*resume, "--max-steps", 4)  # of a stream N is as the run's beginning counted it
+    assert json.loads((longer / "scu_config.json").read_text())["n_tokens"] == 3 * 2 * 64
     one, other = (load_file(folder / "adapter_model.safetensors") for folder in (whole, rest))
     assert all((one[name] == other[name]).all() for name in one)
     histories = [json.loads((folder / "scu_history.json").read_text()) for folder in (whole, rest)]

@@ -61,7 +61,7 @@ def search(given: str) -> tuple[list[Path], Counter[str]]:
     once: dict[str, Path] = {}
     for path in every:
         place = os.path.realpath(path)
-        if place not in once or not path.is_symlink():
+        if place not in once or (not path.is_symlink() and kind(path) == kind(once[place])):
             once[place] = path
     return sorted(once.values()), Counter({"hidden": len(hidden), "linked twice": len(every) - len(once)})
 

@@ -262,7 +262,7 @@ def _about_records(found: Sequence[Path]) -> list[Path]:
 
 def _divided(chosen: Sequence[Path]) -> str:
     """What is wrong with files that their names divide: what is held out there would be trained on; empty: nothing."""
-    parts = {file: ((_part(file.parent.name), file.parent.parent), (_part(file.name), file.parent)) for file in chosen}
+    parts = {file: _parts(file) for file in chosen}
     learned = {place for both in parts.values() for part, place in both if part in _LEARNED}
     held = {file: _HELD_OUT[part] for file, both in parts.items()
             for part, place in both if part in _HELD_OUT and place in learned}  # fmt: skip
@@ -273,6 +273,14 @@ def _divided(chosen: Sequence[Path]) -> str:
              for flag in dict.fromkeys(held.values()))  # fmt: skip
     some = ", ".join(map(str, [*held][:3])) + (" …" if len(held) > 3 else "")
     return f"{some} beside files for training would be trained on; give --data-dir {rest} {' '.join(given)}"
+
+
+def _parts(file: Path) -> list[tuple[str, Path]]:
+    """The parts of a data set that a file's name and its folder's say, and in which folder they do. Of texts, which a
+    folder called test may be about, the first word of the name alone counts."""
+    if files.kind(file) not in formats.RECORDS:
+        return [(_part(re.split(r"[.\-_ ]", file.name)[0]), file.parent)]
+    return [(_part(file.parent.name), file.parent.parent), (_part(file.name), file.parent)]
 
 
 def _part(name: str) -> str:

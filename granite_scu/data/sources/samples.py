@@ -174,7 +174,8 @@ def _fields(place: str, record: Record, wanted: RecordFormat) -> Record:
         if name in (TOOLS, FUNCTIONS):
             found[name] = _tools(value, name, place)
         elif name == HISTORY:
-            found[name] = _pairs(value, place)
+            # A text that is no list is another tool's, as any other field.
+            found[name] = _pairs(value, place) if str(value).lstrip().startswith("[") else []
         elif name in lists:
             found[name] = _messages(value, name, place)
         else:
@@ -192,7 +193,7 @@ def _pairs(value: Any, place: str) -> list[list[str]]:
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs
     )
     if not texts:
-        raise UserError(f"--data-dir {place}: {HISTORY} is no list of pairs of texts, a request and its answer each")
+        raise UserError(f"--data-dir {place}: {HISTORY} is no list of pairs of texts; correct it, or take it out")
     return pairs
 
 
