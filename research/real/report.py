@@ -29,6 +29,19 @@ def drift(judgement: Judgement, console: Console) -> None:
         complete = judgement.complete(f"H{2 + number}", f"H{5 + number}")
         _say(f"a budget of {budget:.0%} could be the default", criteria, complete, console)
     _say("drift leaves the package", judgement.drift_leaves(), judgement.complete(*sorted(OF_F), "H8"), console, any)
+    weight, budget = _so_far(judgement, KL), _so_far(judgement, MIDDLE)
+    for what in ("test", "others", "right", "known"):
+        if found := difference(what, weight, budget, judgement.finished):
+            console.print(
+                f"so far, at the best rates that are run: {what} of {named(KL)} above {named(MIDDLE)}: {found}, "
+                f"{len(found.by_task)} tasks, seeds: {found.seeds}"
+            )
+
+
+def _so_far(judgement: Judgement, arm: Arm) -> Of:
+    """The adapters of an arm at the best of the rates that are run, where R is known."""
+    every = {key: so_far(Cell(*key, *arm, 0.0), judgement.finished) for key in judgement.plain}
+    return {key: found for key, found in every.items() if found}
 
 
 def _say(what: str, criteria: list[Criterion], complete: bool, console: Console,
@@ -57,15 +70,22 @@ def named(arm: Arm) -> str:
     return f"{name} {value:.0%}" if share else f"{name} {value:g}" if value else name
 
 
+KL: Arm = ("kl", 1.0)
 COLUMNS = ("arm", "tasks", "seeds", "test, points\nabove R", "of all questions\nabove R", "four texts\nabove base; R's",
            "known lost;\nR's", "drift;\nR's", "tokens", "cpu, over\nplain", "rate at\nan end")  # fmt: skip
 
 
 def arms(judgement: Judgement, console: Console) -> None:
-    """Every arm and value, the mean of the bases and tasks that it and R have; what is R's is of the same."""
+    """Every arm and value, the mean of the bases and tasks that it and R have; what is R's is of the same. Of one whose
+    rates are not all run, the best so far besides."""
     made = _table("what each arm learned and lost", COLUMNS, "right")
-    for name, every in {"R": judgement.plain, **{named(arm): of for arm, of in judgement.arms.items()}}.items():
-        if of := {key: judged for key, judged in every.items() if key in judgement.plain}:
+    every = {"R": judgement.plain, **{named(arm): of for arm, of in judgement.arms.items()}}
+    for arm in judgement.arms:
+        of = _so_far(judgement, arm)
+        if len(of) > len(judgement.arms[arm]):
+            every[f"{named(arm)}, so far"] = of
+    for name, found in every.items():
+        if of := {key: judged for key, judged in found.items() if key in judgement.plain}:
             made.add_row(*row(judgement, name, of))
     console.print(made)
 
@@ -113,8 +133,7 @@ def tasks(judgement: Judgement, console: Console) -> None:
     for arm, of in sorted(judgement.arms.items()):
         if arm[0] != "plain":
             every.append(("", of))
-            every.append(("so far: ", {key: best for key in judgement.plain if key not in of
-                                       and (best := so_far(Cell(*key, *arm, 0.0), judgement.finished))}))  # fmt: skip
+            every.append(("so far: ", {key: best for key, best in _so_far(judgement, arm).items() if key not in of}))
         if arm[0] in ("drift", "wide"):
             every.append(("", {key: judged._replace(point="end") for key, judged in of.items()}))
     if not judgement.plain:
