@@ -84,6 +84,7 @@ def test_a_step_below_what_is_expected():
     record = {"gpu_memory_gb": 11.2, "gpu_memory_total_gb": 24.0, "gpu_utilisation": 99}
     settings = {
         "batch_size": 16,
+        "accumulated": 2,
         "num_workers": 2,
         "compile": False,
         "gradient_checkpointing": False,

@@ -22,7 +22,6 @@ ELSEWHERE = {
     "eval merged/ --model ibm-granite": "needs the network; test_eval_bpt scores a merged model",
     "--multi-gpu": "needs a GPU; tests/distributed has two processes",
     "--max-drift": "takes three ticks; test_killed holds a budget",
-    "--hardware gpu_t4": "fp16 needs a GPU under --test-run; tests/cli/test_config_layers.py plans every preset",
     "--logger": "test_loggers runs them",
     "eval runs/mine runs/mine/final": "final/ is there where another adapter validated best; test_eval_bpt has it",
     "runs/mine --chat": "reads a terminal; tests/cli has conversations",
