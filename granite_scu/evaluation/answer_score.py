@@ -17,7 +17,7 @@ RULE = (
     "the same JSON. Where the expected answer adds a number or name, half of the words are enough, if all numbers with "
     "their units, all names, and words such as only are among them"
 )
-"""In words, what ``is_as_expected`` says."""
+"""What ``is_as_expected`` says, for people."""
 
 SHARE, SHARE_WITH_NAMES = 0.9, 0.5
 """Of the words that an expected answer adds to the question: all of up to nine, all but one of ten to nineteen; and
