@@ -5,9 +5,9 @@
     python -m research.real --stage A --shard 1/2 --minutes 60           # those of half of the tasks
     python -m research.real --stage C --device cuda --jobs 10 --minutes 10 --results FILE     # on a GPU of 80 GB
     python -m research.real --stage A --list                             # what is finished, and what can be run next
-    python -m research.real --stage A --table drift                      # the criteria; auto, drift or arms
-    python -m research.real --stage A --table tasks --only tiny-granite-h museum    # task by task
-    python -m research.real --stage A --question drift --chart FILE      # the picture of a question
+    python -m research.real --stage D --table drift                      # the criteria; auto, drift or arms
+    python -m research.real --stage D --table tasks --only museum        # task by task
+    python -m research.real --stage D --question drift --chart FILE      # the picture of a question
 
 A finished run is a line of --results, and is not run again. Which runs come next follows from those that are finished:
 the learning rates widen until the best lies inside. Protocol: research/evidence/real/protocol.md.
@@ -89,8 +89,8 @@ def train(options: argparse.Namespace, shard: str) -> None:
 def build_parser() -> Parser:
     """The flags."""
     parser = cells.build_parser(str(__doc__), RESULTS)
-    parser.add_argument("--stage", choices=STAGES, default="A", help="bases, tasks and arms: A small bases, B SmolLM2 "
-                        "on a CPU, C on a GPU")  # fmt: skip
+    parser.add_argument("--stage", choices=STAGES, default="A", help="bases, tasks and arms: A plain and auto on small "
+                        "bases, B SmolLM2 on a CPU, C on a GPU, D all arms on the embedded hybrid")  # fmt: skip
     parser.add_argument("--shard", default=ALL, metavar="I/N", help="every N-th task, from the I-th on")
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with its shard of the tasks")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what trains")

@@ -27,12 +27,12 @@ ARMS: dict[str, tuple[float, ...]] = {
 }  # fmt: skip
 """Each with its values. ``wide`` is what drift was until 29 November, with a lambda of up to 1000; it is not run."""
 
-CHOSEN_BY_VALUE = ("kl", "replay", "lambda", "decay", "rank")
-"""Those of which the value that validates best has five seeds."""
+HEADLINES = (("plain", 0.0), ("auto", 0.0), ("drift", 0.02))
+"""Arms and values of five seeds. So has the value of kl that validates best."""
 
 GROUPS: tuple[tuple[tuple[str, float], ...], ...] = (
-    (("plain", 0.0), ("auto", 0.0), ("drift", 0.02)),
-    (("drift", 0.01), ("drift", 0.05), ("kl", 1.0), ("kl", 10.0), ("replay", 0.05)),
+    HEADLINES,
+    (("kl", 1.0), ("kl", 10.0), ("replay", 0.05), ("drift", 0.01), ("drift", 0.05)),
     tuple((arm, value) for arm in ("lambda", "decay", "dropout", "rank", "both") for value in ARMS[arm]),
 )
 """What is run after what, on one base."""
@@ -46,7 +46,8 @@ SCALED = {0.25: "x 0.25", 0.5: "x 0.5", 0.75: "x 0.75", 1.0: "end"}
 RIVALS = ("plain", "decay", "dropout", "rank", "replay")
 """Of whose adapters the strongest free rival of a loop is one."""
 
-LOOPS = ("auto", "drift")
+LOOPS = HEADLINES[1:]
+"""Of which F has five seeds."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,10 @@ class Stage(NamedTuple):
 
 
 STAGES = {
-    "A": Stage(SMALL, tuple(TASKS), GROUPS),
+    "A": Stage(SMALL, tuple(TASKS), (HEADLINES[:2],)),
     "B": Stage((REAL,), tuple(TASKS)[:5], GROUPS[:2]),
     "C": Stage((REAL,), tuple(TASKS), GROUPS),
+    "D": Stage(SMALL[:1], tuple(TASKS), GROUPS),
 }
 
 
@@ -162,19 +164,15 @@ def interior(cell: Cell, finished: Finished, point: str) -> bool:
 
 
 def has_seeds(cell: Cell, stage: Stage, finished: Finished) -> bool:
-    """Whether an arm and value have five seeds, on a task and base where their rates are known; of kl the one value
-    that is best on all of the stage, as it takes one."""
-    if cell.arm in ("plain", *LOOPS):
-        return True
-    keys = product(stage.bases, stage.tasks) if cell.arm == "kl" else [(cell.base, cell.task)]
-    return cell.arm in CHOSEN_BY_VALUE and cell.value == best_value(cell.arm, keys, finished)
+    """Whether an arm and value have five seeds, on a task and base where their rates are known."""
+    return (cell.arm, cell.value) in HEADLINES or (cell.arm == "kl" and cell.value == best_kl(stage, finished))
 
 
-def best_value(arm: str, keys: Iterable[tuple[str, str]], finished: Finished) -> float | None:
-    """The value of an arm that validates best on these bases and tasks; None until all are known."""
-    found = dict.fromkeys(ARMS[arm], 0.0)
-    for (base, task), value in product(keys, found):
-        own = Cell(base, task, arm, value, 0.0)
+def best_kl(stage: Stage, finished: Finished) -> float | None:
+    """The value of kl that validates best on all bases and tasks of a stage; None until all are known."""
+    found = dict.fromkeys(ARMS["kl"], 0.0)
+    for base, task, value in product(stage.bases, stage.tasks, found):
+        own = Cell(base, task, "kl", value, 0.0)
         if (rate := settled(own, finished)) is None:
             return None
         found[value] += math.log(validation(finished[replace(own, rate=rate["best"])], "best"))
@@ -240,8 +238,8 @@ def plan(stage: Stage, finished: Finished) -> Iterator[Cell]:
                     found = settled(first, finished)
                     if found and has_seeds(first, stage, finished):
                         yield from (replace(first, rate=rate, seed=seed) for rate in sorted(set(found.values())))
-        arms = dict.fromkeys(arm for group in stage.groups for arm in group if arm[0] in LOOPS)
-        loops = [Cell(base, task, arm, value, 0.0) for task in stage.tasks for arm, value in arms]
+        arms = [arm for group in stage.groups for arm in group if arm in LOOPS]
+        loops = [Cell(base, task, *arm, 0.0) for task in stage.tasks for arm in arms]
         every = (find(loop, finished) for loop in loops for find in (free_rival, scaled_rival))
         rivals = [rival for rival in every if rival]
         yield from (replace(rival, seed=seed) for seed in SEEDS[1:] for rival, _ in rivals)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import NamedTuple
 
 from benchmarks import cells
@@ -20,7 +19,7 @@ from research.real.evidence import (
     reference,
     shared,
 )
-from research.real.grid import ARMS, SEEDS, Cell, Finished, Stage, best_value, free_rival, scaled_rival
+from research.real.grid import ARMS, SEEDS, Cell, Finished, Stage, best_kl, free_rival, scaled_rival
 
 BUDGETS = sorted(ARMS["drift"])
 DRIFT = [("drift", budget) for budget in BUDGETS]
@@ -30,6 +29,8 @@ RIVALS = {"F": free_rival, "F'": scaled_rival}
 HYPOTHESES = 8
 OF_F = {"H5", "H6", "H7"}
 """Those that compare with F."""
+OF_ONE_SEED = {"H2", "H4", "H5", "H7"}
+"""Those of a budget of 1 % or 5 %."""
 Arm = tuple[str, float]
 
 
@@ -81,9 +82,9 @@ class Judgement:
         self.stage, self.finished = stage, finished
         self.keys = cells.chosen([(base, task) for base in stage.bases for task in stage.tasks], words)
         self.plain = self._of(lambda base, task: reference(base, task, finished))
-        arms = [*(arm for group in stage.groups for arm in group), WIDE]
         self.arms = {
-            arm: self._of(lambda base, task, arm=arm: kept(Cell(base, task, *arm, 0.0), finished)) for arm in arms
+            arm: self._of(lambda base, task, arm=arm: kept(Cell(base, task, *arm, 0.0), finished))
+            for arm in ((name, value) for name, values in ARMS.items() for value in values)
         }
         self.hypotheses = {name: each for name, each in self._hypotheses() if each}
         self.shown = holm({name: each.p for name, each in self.hypotheses.items()}, HYPOTHESES)
@@ -94,7 +95,7 @@ class Judgement:
 
     def more(self, what: str, arm: Arm, rivals: Of) -> Difference | None:
         """What an arm has more than others, as of ``evidence.difference``."""
-        return difference(what, self.arms.get(arm, {}), rivals, self.finished)
+        return difference(what, self.arms[arm], rivals, self.finished)
 
     def beside_plain(self, what: str, of: Of) -> tuple[Difference | None, Difference | None]:
         """What adapters have more than the base, and what R has more, on the same tasks and with the same seeds."""
@@ -110,7 +111,7 @@ class Judgement:
     @property
     def one_kl(self) -> Arm | None:
         """The fixed weight of drift that validates best over all of the stage; None until all are known."""
-        value = best_value("kl", product(self.stage.bases, self.stage.tasks), self.finished)
+        value = best_kl(self.stage, self.finished)
         return None if value is None else ("kl", value)
 
     def _hypotheses(self):
@@ -186,14 +187,17 @@ class Judgement:
         return found
 
     def complete(self, *hypotheses: str) -> bool:
-        """Whether these have every base and task of the stage and five seeds, and no hypothesis without runs can change
-        what is shown; those about F, all arms that it is of."""
+        """Whether these have every base and task of the stage and their seeds, and no hypothesis without runs can
+        change what is shown; those about F, all arms that it is of."""
         tasks = len(self.stage.bases) * len(self.stage.tasks)
-        of = [self.hypotheses.get(name) for name in hypotheses]
-        compared = all(each and len(each.found.by_task) == tasks and each.found.seeds == len(SEEDS) for each in of)
+        of = {name: self.hypotheses[name].found for name in hypotheses if name in self.hypotheses}
+        compared = len(of) == len(hypotheses) and all(
+            len(found.by_task) == tasks and found.seeds >= (1 if name in OF_ONE_SEED else len(SEEDS))
+            for name, found in of.items()
+        )
         compared = compared and all(map(self._final, hypotheses))
-        rivals = [self.arms[arm] for arm in self.arms if arm[0] in grid.RIVALS] if OF_F & {*hypotheses} else []
-        return compared and all(len(adapters) == tasks for adapters in rivals)
+        arms = [arm for group in self.stage.groups for arm in group if arm[0] in grid.RIVALS and OF_F & {*hypotheses}]
+        return compared and all(len(self.arms[arm]) == tasks for arm in arms)
 
     def _final(self, name: str) -> bool:
         """Whether hypotheses that have no runs yet cannot change whether this one is shown: Holm shows more with them,
