@@ -46,8 +46,7 @@ class StoredArray:
         found = np.empty(max(0, stop - start), self.dtype)
         view, offset = memoryview(found).cast("B") if len(found) else memoryview(b""), start * self.dtype.itemsize
         while view:
-            # By place, since processes that were forked share the position. A signal or 2 GiB may end it early.
-            n_read = os.preadv(self._file.fileno(), [view], offset)
+            n_read = self._read(view, offset)  # a signal or 2 GiB may end it early
             if not n_read:
                 raise UserError(
                     f"--cache-dir {self.path.parent.parent}: {self.path} was cut while the run read it; "
@@ -55,6 +54,14 @@ class StoredArray:
                 )
             view, offset = view[n_read:], offset + n_read
         return found
+
+    def _read(self, view: memoryview, offset: int) -> int:
+        """Bytes that were read from a place on, where it can be by that place: forked processes share the position.
+        Windows cannot, and forks none."""
+        if hasattr(os, "preadv"):
+            return os.preadv(self._file.fileno(), [view], offset)
+        self._file.seek(offset)
+        return self._file.readinto(view)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StoredArray, (self.path, self.dtype, self._length)

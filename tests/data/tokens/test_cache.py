@@ -315,7 +315,10 @@ def test_a_cache_that_cannot_be_written_names_its_flag(tokenizer, config, tmp_pa
         prepare(replace(config, cache_dir=str(tmp_path / "file" / "cache")), tokenizer)
 
 
-def test_a_file_that_is_cut_while_it_is_used_is_told_in_words(tokenizer, config):
+@pytest.mark.parametrize("system", ["posix", "windows"])
+def test_a_file_that_is_cut_while_it_is_used_is_told_in_words(system, tokenizer, config, monkeypatch):
+    if system == "windows":
+        monkeypatch.delattr(os, "preadv")
     found = prepare(config, tokenizer)
     copy = pickle.loads(pickle.dumps(found.tokens))
     os.truncate(found.tokens.path, 40)
