@@ -26,8 +26,7 @@ from benchmarks import measure
 from granite_scu.cli import exit_codes
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.errors import RunFailed, UserError
-from granite_scu.hardware import detect
-from granite_scu.hardware.detection import CompetingLoad, allowed
+from granite_scu.hardware.detection import CompetingLoad, allowed, detect
 
 BUSY = 0.3
 """Cores that others may use at the start."""

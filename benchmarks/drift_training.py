@@ -29,13 +29,14 @@ from benchmarks.asking import (
 from benchmarks.cells import ROOT
 from benchmarks.drift_grid import RECORDS_A_STEP, Cell
 from benchmarks.learning_rates_data import Lesson, Record, chat, lesson
-from granite_scu import Request, hardware
+from granite_scu import Request
 from granite_scu.config.errors import Diverged
 from granite_scu.config.settings import BaseConfig, DriftConfig
 from granite_scu.data.blocks.packing import padding_of
 from granite_scu.data.sources import corpora
 from granite_scu.evaluation import general_text, general_writing
 from granite_scu.evaluation.general_text import Document, GeneralText
+from granite_scu.hardware import detection, machine
 from granite_scu.model import loading
 from granite_scu.model.adapters import names_in_file
 from granite_scu.model.compilation import evaluation_mode
@@ -111,7 +112,7 @@ def general_file(name: str, path: Path, questions: Sequence[str] = (), device: s
     """The file of general text, written by the base of this name where it is not there yet."""
     if not path.is_file():
         tokenizer = loading.load_tokenizer(name)
-        dtype = loading.WEIGHT_DTYPES[hardware.resolve_precision(None, hardware.detect("cpu"))]
+        dtype = loading.WEIGHT_DTYPES[machine.resolve_precision(None, detection.detect("cpu"))]
         model = loading.load_model(BaseConfig(name), dtype).to(device).eval()
         with torch.no_grad():
             text = general_writing.general_text(

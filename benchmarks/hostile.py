@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
-from granite_scu import hardware
 from granite_scu.config.progress import Heartbeat
+from granite_scu.hardware import detection
 
 
 def attempts_of(kind: str, count: int, chosen: int, server: Server, run: Path, progress: Any) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, help="write the counts there")
     options = parser.parse_args()
-    console, found, began, machine = Console(), {}, time.monotonic(), hardware.detect("cpu").name
+    console, found, began, machine = Console(), {}, time.monotonic(), detection.detect("cpu").name
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
     with tempfile.TemporaryDirectory() as folder, serving() as server, Progress(*columns, console=console) as bar:
         run = make_run(Path(folder) / "run")

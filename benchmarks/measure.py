@@ -13,9 +13,9 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 from rich.table import Table
 
 from benchmarks.gate import Outcome
-from granite_scu import hardware
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.errors import UserError
+from granite_scu.hardware import detection
 
 T, R = TypeVar("T"), TypeVar("R")
 
@@ -71,7 +71,7 @@ def require_positive(**values: int | list[int] | None) -> None:
 
 def usable(precisions: list[str], device: str) -> list[str]:
     """The precisions without bf16 where the device would emulate it, said on stderr."""
-    found = hardware.detect(device)
+    found = detection.detect(device)
     if "bf16" in precisions and not found.supports_bf16:
         print(f"bf16 cases left out: {found.name} has no bf16 products and would emulate them", file=sys.stderr)
         return [precision for precision in precisions if precision != "bf16"]
@@ -100,7 +100,7 @@ def compared(case: str, device: str, ours: Outcome, theirs: Outcome, units: int 
         "memory_ratio": ratio(ours.extra_gb, theirs.extra_gb),
         **facts,
         "reason": "; ".join(reasons) or None,
-        "device": hardware.detect(device).name,
+        "device": detection.detect(device).name,
         "cores": os.cpu_count(),
     }
 

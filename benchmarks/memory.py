@@ -35,8 +35,8 @@ from benchmarks.gate import GIB, Gate, race
 from benchmarks.training import Case
 from granite_scu.cli import exit_codes
 from granite_scu.config.errors import RunFailed, UserError
-from granite_scu.hardware import MARGIN, Device, presets
-from granite_scu.hardware.detection import peak_memory, reset_peak_memory
+from granite_scu.hardware import presets
+from granite_scu.hardware.detection import MARGIN, Device, peak_memory, reset_peak_memory
 from granite_scu.hardware.machine import SHORT_PRECISIONS, resolve_precision
 
 STEPS = 2
@@ -100,7 +100,7 @@ def preset_cases(device: Device) -> list[tuple[Any, ...]]:
 def run_cases(cases: tuple[Flagged, ...], device: str, advance: Callable[[], None]) -> list[dict[str, Any]]:
     """Measure cases in one process, one after the other."""
     outcome = race({"run": (take_steps, (cases,))}, device, len(cases) - 1, advance)["run"]
-    name = measure.hardware.detect(device).name
+    name = measure.detection.detect(device).name
     rows = []
     for number, flagged in enumerate(cases):
         report = outcome.reports[number] if number < len(outcome.reports) else {"taken_gb": None}
@@ -131,7 +131,7 @@ def predict(flagged: Flagged, device: str) -> float:
 
 def room(device: str) -> float:
     """GiB of a device that a run may take."""
-    return measure.hardware.detect(device).memory_gb * (1 - MARGIN)
+    return measure.detection.detect(device).memory_gb * (1 - MARGIN)
 
 
 def take_steps(gate: Gate, cases: tuple[Flagged, ...]) -> None:
@@ -198,7 +198,7 @@ def main() -> int:
     options = measure.parse(parser)
     if options.presets and options.device != "cuda":
         raise UserError("--presets: the presets are for GPUs, and there is none; leave it out")
-    wanted = preset_cases(measure.hardware.detect(options.device)) if options.presets else CASES
+    wanted = preset_cases(measure.detection.detect(options.device)) if options.presets else CASES
     if options.model:
         whole = ("--no-isolate-documents",)  # as train_step.py has it, whose graphs are then in the cache
         kept = whole, (*whole, "--gradient-checkpointing=on")

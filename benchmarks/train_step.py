@@ -45,10 +45,10 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import measure, training
 from benchmarks.gate import Outcome, race
 from benchmarks.measure import ratio, shown
-from granite_scu import hardware
 from granite_scu.cli import exit_codes
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import PRECISIONS
+from granite_scu.hardware import detection, peaks
 
 BATCHES, LENGTHS = (1, 2, 4, 8), (512, 1024, 2048, 4096)
 OURS = ("--controller", "none", "--no-isolate-documents")
@@ -187,8 +187,8 @@ def peak_tflops(device: str, case: training.Case) -> float | None:
     """Of a GPU in the precision of a case; None on a CPU, whose own is rarely known."""
     if device != "cuda":
         return None
-    found = hardware.detect(device)
-    return hardware.peak_flops(found, PRECISIONS[case.precision], tf32=found.supports_tf32).flops / 1e12
+    found = detection.detect(device)
+    return peaks.peak_flops(found, PRECISIONS[case.precision], tf32=found.supports_tf32).flops / 1e12
 
 
 def swept(cases: list[training.Case]) -> list[training.Case]:

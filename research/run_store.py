@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock
 
-from granite_scu import hardware
 from granite_scu.config.errors import UserError
 from granite_scu.config.untrusted_input import parse_json
+from granite_scu.hardware import detection
 from granite_scu.storage import provenance
 from granite_scu.storage.atomic import ensure_folder, replacing
 from granite_scu.storage.run_folder import finite
@@ -27,7 +27,7 @@ def origin() -> dict[str, Any]:
     """Where a result is from, for its record: ``machine``, ``versions`` and ``git_revision``."""
     import torch  # late: who only reads runs need not wait for it
 
-    machine = {"cpu": hardware.detect("cpu").name, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    machine = {"cpu": detection.detect("cpu").name, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     return {"machine": machine, "versions": provenance.versions(), "git_revision": provenance.git_revision()}
 
 

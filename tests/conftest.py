@@ -176,7 +176,8 @@ def machine(monkeypatch):
     import pynvml
     import torch
 
-    from granite_scu.hardware import Device, detection
+    from granite_scu.hardware import detection
+    from granite_scu.hardware.detection import Device
 
     def install(device: Device, driver: int | None = 13, build: str | None = "13.0", gpus: tuple[str, ...] = ()):
         cuda = device.kind == "cuda"

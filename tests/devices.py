@@ -1,7 +1,6 @@
 """Devices to simulate: the ``machine`` fixture puts them behind torch and NVML."""
 
-from granite_scu.hardware import Device
-from granite_scu.hardware.detection import gpu
+from granite_scu.hardware.detection import Device, gpu
 
 P100 = gpu("Tesla P100-PCIE-16GB", 16.0, (6, 0))
 V100 = gpu("Tesla V100-SXM2-16GB", 16.0, (7, 0))

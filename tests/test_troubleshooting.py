@@ -10,7 +10,8 @@ from granite_scu.config.settings import BaseConfig, DataConfig, RunConfig, Train
 from granite_scu.control import Fixed
 from granite_scu.control.loop import SKIPPED_IN_A_ROW
 from granite_scu.data.datamodule import TextDataModule
-from granite_scu.hardware import machine, presets, resolve_precision
+from granite_scu.hardware import machine, presets
+from granite_scu.hardware.machine import resolve_precision
 from granite_scu.hardware.nvml import why_no_cuda
 from granite_scu.model import loading
 from granite_scu.training import memory_budget

@@ -40,7 +40,9 @@ What may be imported. Everything else may change between versions.
 
 ::: granite_scu.cli.from_python
 
-::: granite_scu.hardware
+::: granite_scu.hardware.detection
+
+::: granite_scu.hardware.advice
 """
 
 

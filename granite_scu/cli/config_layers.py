@@ -15,7 +15,6 @@ from typing import Any
 
 import yaml
 
-from granite_scu import hardware
 from granite_scu.cli.yaml_files import checked, leaves, line_of, parse, read, without_removed_settings
 from granite_scu.config import flags, settings, shipped
 from granite_scu.config.errors import UserError
@@ -87,14 +86,16 @@ class Layers:
 
     def _fitting(self) -> str:
         """The preset of this machine. Loads torch."""
+        from granite_scu.hardware import detection, machine  # late: torch
+
         values = self.values
         accelerator = str(values.get("trainer.accelerator", "auto"))
         if accelerator != "auto":  # whoever leaves it open gets the CPU's preset where there is no GPU
-            accelerator = hardware.resolve_accelerator(accelerator)
-        device = hardware.detect(accelerator)
+            accelerator = machine.resolve_accelerator(accelerator)
+        device = detection.detect(accelerator)
         gpus = values.get("run.gpus")
         if device.kind == "cuda" and (values.get("run.multi_gpu") if gpus is None else gpus != 1):
-            device = hardware.least_capable(hardware.detect_all())
+            device = detection.least_capable(detection.detect_all())
         chosen = presets.choose(device)
         if chosen == "cpu" and accelerator == "auto":
             from granite_scu.hardware.nvml import why_no_cuda  # late: it loads torch

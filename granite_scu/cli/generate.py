@@ -77,9 +77,9 @@ def run(options: argparse.Namespace) -> int:
     talking = options.chat and options.prompt is None and options.prompt_file is None
     prompt = "" if talking else read_prompt(options.prompt, options.prompt_file)
     # Late: torch takes seconds, and a wrong flag is refused without it.
-    from granite_scu import hardware
     from granite_scu.data.tokens import templates
     from granite_scu.evaluation import generate
+    from granite_scu.hardware import detection, machine
     from granite_scu.model import base_digest, loading, saved_adapter
     from granite_scu.model.adapters import load_adapted
 
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     device = loading.device_named(options.device)
     console = make_console()
     quiet(make_console(stderr=True))  # only texts go to stdout
-    dtype = loading.WEIGHT_DTYPES[hardware.resolve_precision(None, hardware.detect(device.type))]
+    dtype = loading.WEIGHT_DTYPES[machine.resolve_precision(None, detection.detect(device.type))]
     model, switches = load_adapted(base, {adapter.label: adapter.folder}, dtype, device)
     base_digest.check(adapter.training, adapter.label, base.name, refuse=False)
 

@@ -53,7 +53,8 @@ def _say_gpu() -> int:
 
 def print_hardware_info() -> None:
     """Print what ``detect_gpu_info`` and ``get_recommended_config`` say, and the command that trains with it."""
-    from granite_scu.hardware import advice, detect
+    from granite_scu.hardware import advice
+    from granite_scu.hardware.detection import detect
 
     console, info, device = make_console(), advice.detect_gpu_info(), detect()
     found = {
@@ -83,7 +84,7 @@ def get_recommended_config() -> dict[str, Any]:
         the preset's batch is predicted to take more than there is, the largest that fits is recommended.
     """
     from granite_scu.cli.config_layers import Layers  # late, as the next ones: torch and transformers take seconds
-    from granite_scu.hardware import GIB, detect
+    from granite_scu.hardware.detection import GIB, detect
     from granite_scu.hardware.machine import launched_processes, resolve_request
     from granite_scu.training import memory_budget
 

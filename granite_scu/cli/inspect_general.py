@@ -64,8 +64,8 @@ def run(options: argparse.Namespace, data: DataConfig) -> int:
 
 def _written(model: str, tokenizer: Any, tokens: int, seed: int, rows: int | None) -> "GeneralText":
     """What the model has written before, or writes now."""
-    from granite_scu import hardware  # late, as above
     from granite_scu.evaluation import general_writing
+    from granite_scu.hardware import detection, machine  # late, as above
     from granite_scu.model import base_digest, loading
 
     base = base_digest.record(model)
@@ -73,7 +73,7 @@ def _written(model: str, tokenizer: Any, tokens: int, seed: int, rows: int | Non
     if (kept := general_writing.kept(place, tokenizer, rows)) is not None:
         return kept
     device = loading.device_named("auto")
-    dtype = loading.WEIGHT_DTYPES[hardware.resolve_precision(None, hardware.detect(device.type))]
+    dtype = loading.WEIGHT_DTYPES[machine.resolve_precision(None, detection.detect(device.type))]
     loaded = loading.load_model(BaseConfig(model), dtype).to(device).eval()
     return general_writing.general_text(loaded, tokenizer, tokens, seed, make_console(stderr=True), base)
 

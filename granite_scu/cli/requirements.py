@@ -32,7 +32,9 @@ from granite_scu.config.settings import (
     BaseConfig,
     RunConfig,
 )
-from granite_scu.hardware import GIB, Device, detect, machine, nvml, presets, resolve_precision
+from granite_scu.hardware import machine, nvml, presets
+from granite_scu.hardware.detection import GIB, Device, detect
+from granite_scu.hardware.machine import resolve_precision
 from granite_scu.hardware.nvml import dotted, install_command
 from granite_scu.model import finding, loading, saved_adapter
 from granite_scu.model.loading import WEIGHT_DTYPES

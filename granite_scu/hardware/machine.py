@@ -13,12 +13,11 @@ from typing import Literal
 
 import torch
 
-from granite_scu import hardware
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.config.settings import SHORT_PRECISIONS, BaseConfig, RunConfig, TrainerConfig
-from granite_scu.hardware import presets
-from granite_scu.hardware.detection import Device, ram
+from granite_scu.hardware import detection, presets
+from granite_scu.hardware.detection import GIB, MARGIN, Device, ram
 from granite_scu.hardware.nvml import dotted, no_cuda
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class Machine:
             run settles by it has to hold for the next.
     """
 
-    device: hardware.Device
+    device: Device
     accelerator: str
     precision: str
     devices: int
@@ -73,7 +72,7 @@ class Machine:
         """Bytes that a process may take: that share of its GPU's memory, or of what a CPU's has free as much as each
         other process of this machine, ``MARGIN`` left out."""
         share = (memory_fraction or 1) if self.accelerator == "cuda" else 1 / self.devices
-        return self.free_gb * hardware.GIB * share * (1 - hardware.MARGIN)
+        return self.free_gb * GIB * share * (1 - MARGIN)
 
     def claim(self, memory_fraction: float | None) -> None:
         """Make this process's GPU the current one, take no more of it than ``memory_fraction``, and TF32 or not."""
@@ -81,7 +80,7 @@ class Machine:
             torch.cuda.set_device(self.torch_device)
             if memory_fraction:
                 torch.cuda.set_per_process_memory_fraction(memory_fraction, self.torch_device)
-            hardware.set_tf32(self.tf32)
+            set_tf32(self.tf32)
 
 
 def resolve(
@@ -89,7 +88,7 @@ def resolve(
     run: RunConfig,
     trainer: TrainerConfig,
     isolate: bool = False,
-    card: hardware.Device | None = None,
+    card: Device | None = None,
 ) -> Machine:
     """What the request stands for here, or on a card that is not here.
 
@@ -103,13 +102,13 @@ def resolve(
     Raises:
         UserError: this machine, or the card, lacks something that was asked for.
     """
-    accelerator = "cuda" if card else hardware.resolve_accelerator(trainer.accelerator)
-    device = card or hardware.detect(accelerator)
+    accelerator = "cuda" if card else resolve_accelerator(trainer.accelerator)
+    device = card or detection.detect(accelerator)
     devices, nodes = processes_for(run.on_several, device.kind, gpus_of(run.gpus, device))
     if device.kind == "cuda" and devices > 1 and not card:
-        device = hardware.least_capable(gpus := hardware.detect_all()[:devices])
+        device = detection.least_capable(gpus := detection.detect_all()[:devices])
         _tell_of_unlike(gpus, device)
-    precision = hardware.resolve_precision(trainer.precision, device)
+    precision = resolve_precision(trainer.precision, device)
     if warning := slow_four_bits(base.quantize_4bit, precision, device):
         log.warning(warning)
     if run.fsdp and devices * nodes == 1:
@@ -123,11 +122,11 @@ def resolve(
     compiled = not run.fsdp and compiles(device, here=not card) if base.compile is None else base.compile
     if compiled:
         _check_graphs(base.compile_mode, trainer.accumulate_grad_batches, device)
-    free = device.memory_gb if device.kind == "cuda" else ram()[1] / hardware.GIB
+    free = device.memory_gb if device.kind == "cuda" else ram()[1] / GIB
     return Machine(device, accelerator, precision, devices, nodes, attention, kernels, compiled, run.fsdp, tf32, free)
 
 
-def resolve_request(request: Request, card: hardware.Device | None = None) -> Machine:
+def resolve_request(request: Request, card: Device | None = None) -> Machine:
     """What a request stands for here, or on a ``card`` that is not here.
 
     Raises:
@@ -136,14 +135,14 @@ def resolve_request(request: Request, card: hardware.Device | None = None) -> Ma
     try:
         return resolve(request.base, request.run, request.trainer, request.data.isolate_documents, card)
     except UserError as error:  # what a preset asks for is in no flag that was given
-        device = hardware.detect(asked := request.trainer.accelerator)
+        device = detection.detect(asked := request.trainer.accelerator)
         warning = presets.mismatch(request.hardware, device)
         if warning and (device.kind == "cuda" or asked == "cpu"):  # otherwise it is a GPU that is missing
             raise UserError(f"{error}; {warning}") from error
         raise
 
 
-def gpus_of(asked: int | None, device: hardware.Device) -> int:
+def gpus_of(asked: int | None, device: Device) -> int:
     """The number of GPUs that ``--gpus`` stands for. Raises UserError where there are fewer."""
     if asked is not None and device.kind == "cpu":
         raise UserError(
@@ -201,7 +200,7 @@ def _check_rank(multi_gpu: bool, launched: tuple[int, int] | None) -> None:
         )
 
 
-def _tell_of_unlike(gpus: list[hardware.Device], least: hardware.Device) -> None:
+def _tell_of_unlike(gpus: list[Device], least: Device) -> None:
     if len({(gpu.name, round(gpu.memory_gb)) for gpu in gpus}) > 1:
         cards = ", ".join(f"{gpu.name} with {gpu.memory_gb:.1f} GiB" for gpu in gpus)
         log.warning(
@@ -211,7 +210,7 @@ def _tell_of_unlike(gpus: list[hardware.Device], least: hardware.Device) -> None
         )
 
 
-def _check_graphs(mode: str, accumulated: int, device: hardware.Device) -> None:
+def _check_graphs(mode: str, accumulated: int, device: Device) -> None:
     # The second run of a CUDA graph overwrites the gradients that the first has left (pytorch/pytorch#169545).
     if mode == "reduce-overhead" and accumulated != 1 and device.kind == "cuda":
         raise UserError(
@@ -232,7 +231,7 @@ def launched_processes() -> tuple[int, int] | None:
     return None
 
 
-def compiles(device: hardware.Device, here: bool = True) -> bool:
+def compiles(device: Device, here: bool = True) -> bool:
     """Whether the layers are compiled where nothing else is asked for: on a GPU for which Triton has all it needs.
 
     A step there is bound by what moves through memory, and a compiled layer moves a third of it. On a CPU the layers

@@ -10,10 +10,11 @@ from typing import NamedTuple
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from granite_scu import control, hardware
+from granite_scu import control
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 from granite_scu.control.diagnostics.reachability import Reachability
 from granite_scu.data.blocks.packing import padding_of
+from granite_scu.hardware import peaks
 from granite_scu.model.drift import anchor_tokens, steering_tokens
 from granite_scu.storage.checkpoint import AdapterCheckpointIO
 from granite_scu.storage.run_folder import BEST_ADAPTER
@@ -146,7 +147,7 @@ def _monitor(run: PreparedRun) -> Monitor:
     return Monitor(
         blocks_per_step=length.tokens_per_step // run.request.data.block_size,
         flops_per_step=length.tokens_per_step * run.size.flops_per_token,
-        peak=hardware.peak_flops(machine.device, machine.precision, machine.tf32),
+        peak=peaks.peak_flops(machine.device, machine.precision, machine.tf32),
         devices=machine.world_size,
         on_gpu=machine.accelerator == "cuda",
     )

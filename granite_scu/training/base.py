@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from granite_scu import hardware
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.config.settings import SHORT_PRECISIONS
@@ -17,6 +16,7 @@ from granite_scu.control.diagnostics import ceiling
 from granite_scu.data.tokens import templates
 from granite_scu.hardware import machine as machines
 from granite_scu.hardware import presets
+from granite_scu.hardware.detection import Device
 from granite_scu.model import flops, loading, saved_adapter, step_time
 from granite_scu.model.mamba2 import kernels
 from granite_scu.training import memory_budget
@@ -89,9 +89,7 @@ def open_base(
     return request, Base(tokenizer, config, start, size)
 
 
-def settle_machine(
-    request: Request, model: Base, card: hardware.Device | None
-) -> tuple[Request, machines.Machine, list[str]]:
+def settle_machine(request: Request, model: Base, card: Device | None) -> tuple[Request, machines.Machine, list[str]]:
     """The machine, with an attention that the model has; the request with whether the model is compiled on it; and
     why a CPU's precision is what it is, where that was measured.
 

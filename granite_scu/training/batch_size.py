@@ -12,8 +12,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.request import Request
-from granite_scu.hardware import GIB
-from granite_scu.hardware.detection import peak_memory, reset_peak_memory
+from granite_scu.hardware.detection import GIB, peak_memory, reset_peak_memory
 from granite_scu.hardware.machine import Machine
 from granite_scu.storage.checkpoint import AdapterCheckpointIO
 from granite_scu.training import memory_budget

@@ -12,8 +12,7 @@ import torch
 from granite_scu.config.errors import RunFailed
 from granite_scu.config.request import Request
 from granite_scu.config.settings import MAX_BATCH, Recomputed, listed
-from granite_scu.hardware import GIB
-from granite_scu.hardware.detection import ram
+from granite_scu.hardware.detection import GIB, ram
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading, memory
 from granite_scu.model.base_files import IN_4_BITS, quantised_by

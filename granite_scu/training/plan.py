@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from granite_scu import hardware
 from granite_scu.config.request import Request
 from granite_scu.config.settings import DEFAULT_EVERY, IGNORED, MIN_DRIFT_TICKS, SHORT_PRECISIONS, listed
 from granite_scu.control.units import counted, duration, per_cent
 from granite_scu.data.workers import errors_in_one_line
+from granite_scu.hardware import detection, peaks
 from granite_scu.hardware.machine import Machine
 from granite_scu.hardware.peaks import printed_peak
 from granite_scu.hardware.presets import CARDS
@@ -146,7 +146,7 @@ def _pace(run: PreparedRun, here: bool) -> step_time.Pace | None:
         return step_time.on_cpu(config, setting, [machine.device.name, torch.get_num_threads()])
     if here:
         dtype = WEIGHT_DTYPES[machine.precision]
-        rate = OF_MEASURED * hardware.matmul_tflops(machine.device.kind, dtype, tf32=machine.tf32) * 1e12
+        rate = OF_MEASURED * peaks.matmul_tflops(machine.device.kind, dtype, tf32=machine.tf32) * 1e12
     elif peak := printed_peak(machine.device, machine.precision, machine.tf32):
         rate = OF_PRINTED * peak.flops
     else:
@@ -166,9 +166,9 @@ def _memory_facts(request: Request, machine: Machine) -> dict[str, Any]:
         "gradient_accumulation_steps": request.trainer.accumulate_grad_batches,
         "batch": f"{request.data.batch_size} x {request.data.block_size} tokens, accumulated "
         f"{request.trainer.accumulate_grad_batches} times",
-        "memory_gib_estimate": round(footprint.total / hardware.GIB, 3),
+        "memory_gib_estimate": round(footprint.total / detection.GIB, 3),
         "memory_parts": memory_budget.describe(footprint),
-        "memory_gib_allowed": round(allowed / hardware.GIB, 3),
+        "memory_gib_allowed": round(allowed / detection.GIB, 3),
         "memory_fits": fits,
         **({} if fits else {"memory_advice": memory_budget.advice(request, machine)}),
     }

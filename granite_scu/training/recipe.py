@@ -7,10 +7,10 @@ import lightning as L
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from granite_scu import hardware
 from granite_scu.config.progress import say
 from granite_scu.config.request import Request
 from granite_scu.data.datamodule import TextDataModule
+from granite_scu.hardware.detection import Device
 from granite_scu.storage.run_folder import BEST_ADAPTER, RunFolder
 from granite_scu.training import batch_size, general_data, memory_budget
 from granite_scu.training.assembly import assemble
@@ -32,7 +32,7 @@ def prepare(
     console: Console | None = None,
     *,
     data: TextDataModule | None = None,
-    card: hardware.Device | None = None,
+    card: Device | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> PreparedRun:
     """Refuse what can be refused without loading a model. Makes no run folder; what it tokenises is cached.

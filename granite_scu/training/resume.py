@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from granite_scu import hardware
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
+from granite_scu.hardware import detection
 from granite_scu.hardware.machine import Machine
 from granite_scu.storage import checkpoint, checkpoint_list
 from granite_scu.storage.run_folder import CSV_LOG, RunFolder, csv_legs, step_of
@@ -114,7 +114,7 @@ def with_checkpoint_settings(request: Request, resume: Resume) -> Request:
 def _measures_precision(request: Request, before: dict[str, Any]) -> bool:
     """Whether a CPU would measure again what a CPU has chosen, and has that."""
     here, chosen = request.trainer.accelerator, before.get(flags.NAMES["trainer.precision"])
-    return here == before.get("device") == "cpu" and (chosen != "bf16-mixed" or hardware.detect(here).supports_bf16)
+    return here == before.get("device") == "cpu" and (chosen != "bf16-mixed" or detection.detect(here).supports_bf16)
 
 
 @contextmanager

@@ -204,9 +204,9 @@ def _evidence(options: argparse.Namespace, published: Path, apart: Path, console
     precision = PRECISIONS[options.precision]
     trains = not (options.list or options.report_only)
     if trains:
-        from granite_scu import hardware  # imports torch, which takes seconds: not for --list
+        from granite_scu.hardware import detection, machine  # imports torch, which takes seconds: not for --list
 
-        precision = hardware.resolve_precision(precision, hardware.detect("cpu"))
+        precision = machine.resolve_precision(precision, detection.detect("cpu"))
     is_apart = options.quick or options.steps or precision not in (None, PRECISION)
     found = Evidence(options.evidence or (apart if is_apart else published) / "runs", precision)
     if found.precision == PRECISION:

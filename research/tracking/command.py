@@ -161,7 +161,7 @@ def _in_precision(cells: list[TrackingCell], options: argparse.Namespace) -> lis
         finished = {run.key for run in RunStore("--results", options.results).read()}
         if any(cell.key() in finished for cell in cells):
             return cells
-    from granite_scu import hardware  # imports torch, which takes seconds
+    from granite_scu.hardware import detection, machine  # imports torch, which takes seconds
 
-    found = hardware.resolve_precision(None, hardware.detect("cpu"))
+    found = machine.resolve_precision(None, detection.detect("cpu"))
     return cells if found == PRECISION else [replace(cell, precision=found) for cell in cells]

@@ -12,10 +12,9 @@ import yaml
 from devices import A100, CPU, RTX_4090, T4
 from outcomes import refusal
 
-from granite_scu import hardware
 from granite_scu.cli import run_commands, script_flags, yaml_files
 from granite_scu.config.errors import UserError
-from granite_scu.hardware import presets
+from granite_scu.hardware import detection, peaks, presets
 from granite_scu.training import memory_budget, plan
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.recipe import prepare
@@ -66,7 +65,7 @@ def test_auto_takes_the_preset_of_the_machine(machine, device):
 
 def test_auto_takes_the_preset_of_the_least_of_gpus_that_train_together(machine, monkeypatch):
     machine(replace(A100, count=2))
-    monkeypatch.setattr(hardware, "detect_all", lambda: [A100, T4], raising=False)
+    monkeypatch.setattr(detection, "detect_all", lambda: [A100, T4])
     assert script("--hardware", "auto", "--multi-gpu").hardware == presets.choose(T4)
     assert script("--hardware", "auto").hardware == presets.choose(A100)
 
@@ -234,7 +233,7 @@ def prepared(machine, text, tmp_path):
 
 def cards_of(preset: str) -> list:
     """The simulated devices that take a preset."""
-    found = [device for device in vars(devices).values() if isinstance(device, hardware.Device)]
+    found = [device for device in vars(devices).values() if isinstance(device, detection.Device)]
     return [device for device in found if presets.choose(device) == preset]
 
 
@@ -243,7 +242,7 @@ def cards_of(preset: str) -> list:
     "name", [pytest.param(name, marks=() if name == "cpu" else pytest.mark.slow) for name in presets.PRESETS]
 )
 def test_every_preset_can_be_planned_and_fits_its_cards(prepared, full_size, monkeypatch, name):
-    monkeypatch.setattr(hardware, "matmul_tflops", lambda device, dtype, tf32: 1.0)
+    monkeypatch.setattr(peaks, "matmul_tflops", lambda device, dtype, tf32: 1.0)
     fitting = [card for card in cards_of(name) if presets.PRESETS[name].fits(card)]
     least = min(fitting, key=lambda card: card.memory_gb)
     facts = plan.look(prepared(presets.path(name), least, full_size))
@@ -260,7 +259,7 @@ def test_a_preset_uses_most_of_its_card_and_computes_nothing_twice(prepared, ful
     assert not run.request.base.gradient_checkpointing
     # The text here is little, and its batches are smaller.
     request = run.request.with_values({f"data.{size}": filled[size] for size in ("batch_size", "block_size")})
-    share = memory_budget.predict(request, run.machine).total / hardware.GIB / card.memory_gb
+    share = memory_budget.predict(request, run.machine).total / detection.GIB / card.memory_gb
     assert 0.7 <= share <= 0.9
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from devices import A100, B200, P100, RTX_4090, T4, V100
 
-from granite_scu.hardware import GIB, detect, detect_all, detection
+from granite_scu.hardware import detection
+from granite_scu.hardware.detection import GIB, detect, detect_all
 
 
 @pytest.mark.parametrize("device", [P100, V100, T4, A100, RTX_4090, B200], ids=lambda device: device.name)

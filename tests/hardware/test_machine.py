@@ -6,10 +6,9 @@ import pytest
 import torch
 from devices import A100, CPU, P100, T4
 
-from granite_scu import hardware
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig, RunConfig, TrainerConfig
-from granite_scu.hardware import machine
+from granite_scu.hardware import detection, machine
 from granite_scu.hardware.machine import taking_tf32
 
 SHARED = RunConfig(multi_gpu=True, fsdp=True)
@@ -25,9 +24,9 @@ def on(monkeypatch):
         monkeypatch.delenv("SLURM_LOCALID", raising=False)
         for name, value in (environment or {}).items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(hardware, "detect", lambda accelerator: device)
-        monkeypatch.setattr(hardware, "detect_all", lambda: gpus or [device] * device.count)
-        monkeypatch.setattr(hardware, "resolve_accelerator", lambda asked: device.kind)
+        monkeypatch.setattr(detection, "detect", lambda accelerator: device)
+        monkeypatch.setattr(detection, "detect_all", lambda: gpus or [device] * device.count)
+        monkeypatch.setattr(machine, "resolve_accelerator", lambda asked: device.kind)
         return machine.resolve(base or BaseConfig(), run or RunConfig(), TrainerConfig(**trainer))
 
     return resolve

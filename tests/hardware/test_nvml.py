@@ -6,7 +6,8 @@ import torch
 from devices import A100, CPU
 from outcomes import refusal
 
-from granite_scu.hardware import nvml, resolve_accelerator
+from granite_scu.hardware import nvml
+from granite_scu.hardware.machine import resolve_accelerator
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import devices
 import pytest
 import torch
 
-from granite_scu.hardware import matmul_tflops, peak_flops
-from granite_scu.hardware.peaks import printed_peak
+from granite_scu.hardware.peaks import matmul_tflops, peak_flops, printed_peak
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ from devices import A100, AMX, B200, CPU, P100, RTX_4090, T4, V100
 from outcomes import refusal
 
 from granite_scu.config.settings import BaseConfig, RunConfig, TrainerConfig
-from granite_scu.hardware import resolve_accelerator, resolve_precision
-from granite_scu.hardware.machine import resolve, slow_four_bits
+from granite_scu.hardware.machine import resolve, resolve_accelerator, resolve_precision, slow_four_bits
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 import torch
 from devices import AMX, CPU
 
-from granite_scu import hardware
 from granite_scu.cli.script_flags import translate
 from granite_scu.config.settings import TINY_MODEL
+from granite_scu.hardware import detection
 from granite_scu.model import flops, loading, step_time
 from granite_scu.training.base import Base, settle_machine
 from granite_scu.training.resume import Resume, with_checkpoint_settings
@@ -24,7 +24,7 @@ from granite_scu.training.resume import Resume, with_checkpoint_settings
     ],
 )
 def test_a_cpu_trains_in_the_precision_whose_step_was_faster(monkeypatch, bf16, flags, precision):
-    monkeypatch.setattr(hardware, "detect", lambda accelerator: AMX)
+    monkeypatch.setattr(detection, "detect", lambda accelerator: AMX)
     paces = {torch.bfloat16: bf16, torch.float32: 0.45}
     monkeypatch.setattr(step_time, "on_cpu", lambda config, setting, machine: step_time.Pace(paces[setting.dtype], 1.0))
     layers, _ = translate(["--model", TINY_MODEL, "--data-dir", "stdlib-docs", "--accelerator", "cpu", *flags])
@@ -45,7 +45,7 @@ def test_a_cpu_trains_in_the_precision_whose_step_was_faster(monkeypatch, bf16, 
     ],
 )
 def test_a_run_keeps_a_precision_that_its_kind_of_device_chose_and_this_one_has(monkeypatch, before, was, device, kept):
-    monkeypatch.setattr(hardware, "detect", lambda accelerator: device)
+    monkeypatch.setattr(detection, "detect", lambda accelerator: device)
     layers, _ = translate(["--model", TINY_MODEL, "--data-dir", "stdlib-docs", "--accelerator", "cpu"])
     resume = Resume(Path("checkpoint-6"), {"settings": {"device": before, "--precision": was}}, in_place=True)
     assert with_checkpoint_settings(layers.request(), resume).trainer.precision == kept

@@ -10,9 +10,9 @@ from dataclasses import replace
 import devices
 import pytest
 
-from granite_scu import hardware
 from granite_scu.cli import script_flags
 from granite_scu.hardware import machine as machines
+from granite_scu.hardware.detection import Device
 from granite_scu.training import memory_budget
 
 RTX_3070 = devices.gpu("NVIDIA GeForce RTX 3070", 7.8, (8, 6))
@@ -48,7 +48,7 @@ COMMANDS = [
 ]
 
 
-def _case(guide: str, card: hardware.Device, flags: str):
+def _case(guide: str, card: Device, flags: str):
     # A second or two each; G alone is of this very model, and 8 GB the card that fills first.
     marks = () if (guide, card, flags) == COMMANDS[0] else pytest.mark.slow
     return pytest.param(card, flags, marks=marks, id=f"{guide}: {card.name} {flags}")

@@ -11,8 +11,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from granite_scu.cli.script_flags import translate
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import LoraConfig, OptimizerConfig, PriorConfig
-from granite_scu.hardware import GIB
 from granite_scu.hardware import machine as machines
+from granite_scu.hardware.detection import GIB
 from granite_scu.training import batch_size, memory_budget
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.recipe import prepare, train

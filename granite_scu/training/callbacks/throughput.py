@@ -9,8 +9,9 @@ from typing import Any
 import lightning as L
 import torch
 
-from granite_scu.hardware import GIB, Peak
+from granite_scu.hardware.detection import GIB
 from granite_scu.hardware.nvml import SENSORS, read_sensors
+from granite_scu.hardware.peaks import Peak
 
 
 class Stopwatch(L.Callback):

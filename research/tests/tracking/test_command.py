@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tracked import CELL, QUICK, ROOT, asked, guarded, keep_quick_runs, result, stored_runs
 
-from granite_scu import hardware
+from granite_scu.hardware import machine
 from research import workers
 from research.comparison import evidence
 from research.tracking import command as tracking
@@ -48,13 +48,13 @@ def test_runs_of_a_machine_that_computes_in_another_precision_are_others(monkeyp
     """None is taken for one of another machine's, and those that are finished are reported there all the same."""
     options = asked("--quick")
     here = {cell.key() for cell in tracking._cells(options)}
-    monkeypatch.setattr(hardware, "resolve_precision", lambda *_: "32-true")
+    monkeypatch.setattr(machine, "resolve_precision", lambda *_: "32-true")
     assert here.isdisjoint(cell.key() for cell in tracking._in_precision(tracking._cells(options), options))
-    monkeypatch.setattr(hardware, "resolve_precision", lambda *_: "bf16-mixed")
+    monkeypatch.setattr(machine, "resolve_precision", lambda *_: "bf16-mixed")
     assert here == {cell.key() for cell in tracking._in_precision(tracking._cells(options), options)}
 
     keep_quick_runs(tmp_path)
-    monkeypatch.setattr(hardware, "resolve_precision", lambda *_: "32-true")
+    monkeypatch.setattr(machine, "resolve_precision", lambda *_: "32-true")
     assert guarded(monkeypatch, *QUICK, "--results", str(tmp_path)) == 0
     for path in tmp_path.iterdir():
         record = json.loads(path.read_text())

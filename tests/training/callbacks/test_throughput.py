@@ -7,8 +7,8 @@ import pytest
 import torch
 from devices import A100
 
-from granite_scu.hardware import Peak
 from granite_scu.hardware.nvml import SENSORS
+from granite_scu.hardware.peaks import Peak
 from granite_scu.training.callbacks import throughput as monitoring
 from granite_scu.training.callbacks.progress import describe
 from granite_scu.training.callbacks.shannon_control import ControlTick
