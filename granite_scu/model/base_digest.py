@@ -108,10 +108,4 @@ def _sha256(file: Path, size: int, *changed: int) -> str:
         log.info("reading %.1f GB of %s for its SHA-256", size / 1e9, file.name)
         return manifest.sha256(file)
 
-    return kept("digests.json", [str(file), size, *changed], read, _digest)
-
-
-def _digest(found: Any) -> str:
-    if not isinstance(found, str):
-        raise TypeError
-    return found
+    return kept("digests.json", [str(file), size, *changed], read, str)

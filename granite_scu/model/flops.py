@@ -55,7 +55,11 @@ def measure(
     config = loading.known_config(name)
     key = [code_versions(), config.to_json_string(), loading.local_weights(name, config), repr(lora), block_size]
     shapes = None if adapted is None else [list(matrix) for matrix in adapted]
-    return kept("sizes.json", [*key, shapes], lambda: asdict(_count(name, lora, block_size, adapted)), _size)
+
+    def read(found: dict[str, Any]) -> Size:
+        return Size(**found | {"adapted": [tuple(matrix) for matrix in found["adapted"]]})
+
+    return kept("sizes.json", [*key, shapes], lambda: asdict(_count(name, lora, block_size, adapted)), read)
 
 
 def _count(name: str, lora: LoraConfig, block_size: int, adapted: Sequence[tuple[int, int, int]] | None) -> Size:
@@ -67,14 +71,6 @@ def _count(name: str, lora: LoraConfig, block_size: int, adapted: Sequence[tuple
     met = trained - round((1 - _share_of_experts(config)) * of_experts)
     flops = flops_per_token(weights_in_products(model), met, mixing_products(config, block_size))
     return Size(sum(p.numel() for p in model.parameters()), shapes, trained, flops, len(adapters.linear_layers(model)))
-
-
-def _size(found: Any) -> Size:
-    """What was kept of a count. Raises TypeError or ValueError for what is none."""
-    size = Size(**found | {"adapted": [(int(out), int(inner), int(rank)) for out, inner, rank in found["adapted"]]})
-    if not all(isinstance(n, int | float) and n >= 0 for n in (size.frozen, size.trained, size.flops_per_token)):
-        raise ValueError
-    return size
 
 
 def _weights(adapted: Sequence[tuple[int, int, int]]) -> int:

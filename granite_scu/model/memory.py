@@ -12,7 +12,7 @@ import copy
 import math
 import weakref
 from collections import Counter
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -103,15 +103,7 @@ def predict(config: PretrainedConfig, setting: Setting) -> Footprint:
     if setting.batch_size > most:
         return _extrapolated(config, setting, most)
     key = [code_versions(), config.to_json_string(), repr(setting)]
-    return kept("memory.json", key, lambda: asdict(_simulate(config, setting)), _footprint)
-
-
-def _footprint(found: Any) -> Footprint:
-    """What was kept of a prediction. Raises TypeError or ValueError for what is none."""
-    footprint = Footprint(**found)
-    if not all(type(size) is int and size >= 0 for size in astuple(footprint)):
-        raise ValueError
-    return footprint
+    return kept("memory.json", key, lambda: asdict(_simulate(config, setting)), lambda found: Footprint(**found))
 
 
 def _extrapolated(config: PretrainedConfig, setting: Setting, batch_size: int) -> Footprint:

@@ -8,7 +8,7 @@ do few tokens, where they are enough for products to be as fast as they get, and
 import copy
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -65,15 +65,7 @@ def on_cpu(config: PretrainedConfig, setting: memory.Setting, machine: Sequence[
         """Threads that wait for one another on a busy machine turn, and that counts as theirs."""
         return time.perf_counter() - begun[0] < BUSY * (time.thread_time() - begun[1])
 
-    return kept("paces.json", key, find, _pace, undisturbed)
-
-
-def _pace(found: Any) -> Pace:
-    """What was kept of a measurement. Raises TypeError or ValueError for what is none."""
-    pace = Pace(**found)
-    if not all(isinstance(seconds, float) and 0 < seconds < 1e6 for seconds in astuple(pace)):
-        raise ValueError
-    return pace
+    return kept("paces.json", key, find, lambda found: Pace(**found), undisturbed)
 
 
 def measure(config: PretrainedConfig, setting: memory.Setting) -> Pace:

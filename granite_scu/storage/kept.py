@@ -18,7 +18,7 @@ T = TypeVar("T")
 MAX_ENTRIES = 500
 """Of a file; the oldest make way."""
 
-_unkept: dict[tuple[str, str], Any] = {}
+_unkept: dict[str, dict[str, Any]] = {}
 """What this process has found and could not keep: a home folder may be read-only."""
 
 
@@ -50,7 +50,7 @@ def kept(
     place, name = None, digest_of(key)
     with suppress(RuntimeError):
         place = cache_folder() / file
-    for entries in (_entries(place), {name: _unkept.get((file, name))}):
+    for entries in (_entries(place), _unkept.get(file, {})):
         with suppress(KeyError, TypeError, ValueError):
             return read(entries[name])
     answer = find()
@@ -59,7 +59,7 @@ def kept(
     try:
         _keep(place, name, answer)
     except OSError:
-        _unkept[file, name] = answer
+        _unkept.setdefault(file, {})[name] = answer
     return read(answer)
 
 

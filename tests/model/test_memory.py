@@ -139,8 +139,7 @@ def test_a_prediction_is_kept_for_a_shape_and_one_that_cannot_be_is_made_again(s
     assert memory.predict(config, SETTING) == memory.predict(config, open_still) == predicted
     assert file.stat().st_mtime_ns == written
     (name,) = json.loads(file.read_text())
-    sizes = {"weights": 1, "adapters": 2}
-    for damage in (sizes, sizes | {"step": -3}, sizes | {"step": "3"}, 3):
+    for damage in ({"weights": 1, "adapters": 2}, 3):
         file.write_text(json.dumps({name: damage}))
         assert memory.predict(config, SETTING) == predicted
     assert memory.predict(config, replace(SETTING, batch_size=8)).step > predicted.step

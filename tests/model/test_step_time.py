@@ -42,7 +42,7 @@ def test_a_pace_is_kept_for_a_machine_and_a_setting_and_leaves_the_seed_alone(sm
     assert len(json.loads(file.read_text())) == 3
 
 
-@pytest.mark.parametrize("damage", [3, {"step": 1.0}, {"step": 1.0, "forward": -1.0}, {"step": 1.0, "forward": "2.0"}])
+@pytest.mark.parametrize("damage", [3, {"step": 1.0}])
 def test_what_is_no_pace_is_measured_again(small_granite, tmp_path, monkeypatch, damage):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config, file = loading.load_model_config(small_granite), tmp_path / "granite-scu" / "paces.json"
