@@ -150,7 +150,7 @@ def test_a_run_folder_decides_no_folder_to_keep_tokens_in_unless_that_holds_some
     shutil.copytree(Path(os.environ["XDG_CACHE_HOME"]) / "granite-scu", cache)
     code, out, err = launch(*again)
     assert code == 0 and "holds no kept tokens" not in out, err
-    assert launch(*again, "--cache-dir", ours)[0] == 0 and list(ours.glob("*.last"))
+    assert launch(*again, "--cache-dir", ours)[0] == 0 and list(ours.glob("*/meta.json"))
 
 
 def test_the_text_must_be_the_same(run, short, launch):

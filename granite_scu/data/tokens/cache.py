@@ -42,9 +42,9 @@ SAVED_EVERY = 32
 """Parts of half a megabyte of text between two notes of how far a preparation has come."""
 
 
-def key_of(facts: dict[str, Any], version: int | None = None) -> str:
-    """The name of what these facts determine, in this version of the layout or in another."""
-    return digest_of([VERSION if version is None else version, facts])
+def key_of(facts: dict[str, Any]) -> str:
+    """The name of what these facts determine, in this version of the layout: 32 hexadecimal digits."""
+    return digest_of([VERSION, facts])
 
 
 def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Corpus]], n_vocabulary: int) -> Corpus:

@@ -1,19 +1,16 @@
 """The text of a run, tokenised: from its sources, or from what was kept of an earlier run on the same text."""
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
-from granite_scu.config.untrusted_input import parse_json
 from granite_scu.data.sources import files, formats, samples
 from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.data.sources.read import Source, is_path, named_by, no_text, sources_of
@@ -22,7 +19,6 @@ from granite_scu.data.tokens import cache
 from granite_scu.data.tokens.chat import DAY, Renderer
 from granite_scu.data.tokens.encoding import backend_of, encoded, with_progress_bar
 from granite_scu.data.tokens.stream import Corpus
-from granite_scu.storage.atomic import replacing
 from granite_scu.storage.kept import cache_folder
 
 SAID_APART = 8
@@ -48,37 +44,28 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     sources = sources_of(config)
     flags = [config.named_for(source.split)[0] for source in sources]
     digests = [_digest(source, flag) for source, flag in zip(sources, flags, strict=True)]
-    contents, size = [digest for digest, _ in digests], sum(size for _, size in digests)
-    request = {
+    size = sum(size for _, size in digests)
+    facts = {
         "sources": names,
         "settings": [
             *(config.text_column, config.record_format, config.encoding),
             *(config.loss_on, config.control_tokens, config.split_seed),
         ],
         "tokenizer": _identity(tokenizer),
+        "contents": [digest for digest, _ in digests],
     }
-    facts = request | {"contents": contents}
-    key = cache.key_of(facts)
     folder = Path(config.cache_dir).expanduser() if config.cache_dir else cache_folder()
-    last = folder / f"{cache.key_of(request)}.last"
     renderer = Renderer(tokenizer, config.loss_on, config.control_tokens)
 
     def make(done: int) -> Iterator[Corpus]:
         if done:
             _log.info("continuing the interrupted tokenisation of %s", config.named)
-        elif changed := _changed(last, config.named, every, contents):
-            _log.warning("%s has changed since it was last tokenised, and is tokenised again", ", ".join(changed))
-        elif any((folder / cache.key_of(facts, version)).exists() for version in range(cache.VERSION)):
-            _log.info("%s is tokenised again: --cache-dir %s has it from an earlier version", config.named, folder)
         parts = encoded([source.read() for source in sources], renderer, config.split_seed, done, flags)
         yield from with_progress_bar(parts, size if show_progress else 0)
         if _stamps(every) != before:  # what was read is then not what the tokens are kept under the name of
             raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
 
-    found = cache.prepared(folder, key, make, 1 + max(tokenizer.get_vocab().values()))
-    if _remembered(last) != contents:  # in a folder that others fill it is theirs to do
-        with contextlib.suppress(OSError), replacing(last) as temporary:
-            temporary.write_text(json.dumps(contents), encoding="utf-8")
+    found = cache.prepared(folder, cache.key_of(facts), make, 1 + max(tokenizer.get_vocab().values()))
     if not found.n_documents:
         raise no_text(config.sources)
     check_documents(config, found)
@@ -175,20 +162,3 @@ def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
     """By which a tokenizer is known: another vocabulary, merge or template is another."""
     facts = [backend_of(tokenizer).to_str(), tokenizer.special_tokens_map, tokenizer.chat_template]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _changed(last: Path, text: str, sources: list[str], contents: list[str]) -> list[str]:
-    """The sources that had other contents when the same was last asked for."""
-    before = _remembered(last)
-    if before is None or before == contents:
-        return []
-    if not len(before) == len(contents) == len(sources):  # splits of one source
-        return [text]
-    return [name for name, old, new in zip(sources, before, contents, strict=True) if old != new]
-
-
-def _remembered(path: Path) -> Any:
-    try:
-        return parse_json(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError):
-        return None
