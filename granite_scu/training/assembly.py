@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
@@ -41,26 +40,18 @@ from granite_scu.training.trainer import OwnPatience, TimeLimit, build_trainer
 log = logging.getLogger(__name__)
 
 
-class Assembled(NamedTuple):
-    """The Trainer, and those of its callbacks and loggers that the recipe speaks to."""
-
-    trainer: L.Trainer
-    best: BestAdapter
-    final: FinalScore
-    loggers: list[RunLogger]
-
-
 def assemble(
     run: PreparedRun,
     module: GraniteModule,
     final_score: Callable[..., FinalScore],
     questions: Callable[..., L.Callback] | None,
     resume_command: str,
-) -> Assembled:
-    """The Trainer; each callback comes after those whose work it needs.
+) -> tuple[L.Trainer, BestAdapter, FinalScore, list[RunLogger]]:
+    """The Trainer, and those of its callbacks and loggers that the recipe speaks to.
 
-    What may end the run comes before what measures, so that a tick after the time is over decides nothing. What is
-    measured and shown comes before the checkpoints, which have the state of all, and the results come last.
+    Each callback comes after those whose work it needs. What may end the run comes before what measures, so
+    that a tick after the time is over decides nothing. What is measured and shown comes before the checkpoints, which
+    have the state of all, and the results come last.
     """
     drift = _drift(run)
     stoppers = _stoppers(run, drift)
@@ -98,7 +89,7 @@ def assemble(
         loggers=[*_files(run.folder.path / "logs", f"from-{run.resume.path.name}" if run.resume else ""), *loggers],
         plugin=AdapterCheckpointIO(module),
     )
-    return Assembled(trainer, best, final, loggers)
+    return trainer, best, final, loggers
 
 
 def _stoppers(run: PreparedRun, drift: DriftMeter | None) -> list[EquilibriumStop | OwnPatience | TimeLimit]:

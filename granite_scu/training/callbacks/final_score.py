@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import lightning as L
 from rich.console import Console
@@ -28,14 +28,6 @@ from granite_scu.training.module import GraniteModule
 log = logging.getLogger(__name__)
 
 
-class Stopper(Protocol):
-    """A callback that may end the run before its last step."""
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Why it ended the run; None where it did not."""
-
-
 class FinalScore(L.Callback):
     """Writes the adapter that validated best, the history as one list, and ``scu_metrics.json``.
 
@@ -49,7 +41,7 @@ class FinalScore(L.Callback):
         monitor: sums up throughput and MFU.
         setpoint: that S is judged by; None where there was none, or where the controller moved it.
         reachability: what watched whether the setpoint can be reached; None where nothing holds one.
-        stoppers: what may have ended the run, the most telling first.
+        stoppers: what may have ended the run, the most telling first; ``stop_reason`` of each is None if it did not.
         drift: measures how far the kept adapter has drifted on general text; None does not.
     """
 
@@ -62,7 +54,7 @@ class FinalScore(L.Callback):
         monitor: Monitor,
         setpoint: float | None,
         reachability: ReachabilityMonitor | None = None,
-        stoppers: Sequence[Stopper] = (),
+        stoppers: Sequence[Any] = (),
         drift: DriftMeter | None = None,
     ) -> None:
         self.drift = drift
@@ -228,7 +220,7 @@ class FinalScore(L.Callback):
         }
 
 
-def stop_reason(trainer: L.Trainer, stoppers: Sequence[Stopper]) -> str:
+def stop_reason(trainer: L.Trainer, stoppers: Sequence[Any]) -> str:
     """Why training ended: max_steps, what the first of the stoppers says that has a reason, or other."""
     if trainer.global_step >= trainer.max_steps:
         return "max_steps"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import lightning as L
 
@@ -25,12 +25,6 @@ class ControlTick(NamedTuple):
     lr_sum: float
 
 
-class Listener(Protocol):
-    """Takes part in every tick, the one at the end of the run among them."""
-
-    def on_tick(self, tick: ControlTick, trainer: L.Trainer, module: GraniteModule) -> None: ...
-
-
 class ShannonControl(L.Callback):
     """Has the loop count every optimizer step, and makes its ticks known.
 
@@ -40,7 +34,8 @@ class ShannonControl(L.Callback):
         stopwatch: for tokens per second.
         record: takes each tick's record on rank 0.
         monitor: adds throughput, MFU and the device's state to the records.
-        listeners: are told of each tick, in this order, when its record is written.
+        listeners: are told of each tick, in this order, when its record is written: the ``ControlTick``, the Trainer
+            and the module are given to their ``on_tick``.
         drift: measures drift for the law, in the place of a measurement of S; lambda then multiplies drift.
     """
 
@@ -51,7 +46,7 @@ class ShannonControl(L.Callback):
         stopwatch: Stopwatch,
         record: Callable[[dict], None] = lambda r: None,
         monitor: Monitor | None = None,
-        listeners: Sequence[Listener] = (),
+        listeners: Sequence[Any] = (),
         drift: Callable[[Measurement], Measurement] | None = None,
     ) -> None:
         self.loop = ControlLoop(controller, every, drift)
