@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.filesize import decimal
 from rich.text import Text
 
 from granite_scu.cli import inspect_general, script_flags, validate
@@ -14,7 +15,7 @@ from granite_scu.cli.inspect_general import SHOWN, marked, percentiles
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import SEED, BaseConfig, DataConfig, TrainerConfig, check_model
-from granite_scu.control.units import amount, counted, per_cent
+from granite_scu.control.units import counted, per_cent
 
 SPLITS = {"train": "training", "validation": "validation", "test": "test"}
 """What each split is called."""
@@ -167,7 +168,7 @@ def describe(facts: dict[str, Any], on_long: str) -> dict[str, str]:
 def _split(counts: dict[str, Any], kind: str, block_size: int, use: str) -> str:
     if not counts["documents"]:
         return "none: nothing is held out"
-    documents = f"{counted(counts['documents'], kind)} ({amount(counts['bytes'])})"
+    documents = f"{counted(counts['documents'], kind)} ({decimal(counts['bytes'], precision=2)})"
     blocks = f"{counted(counts['blocks'], 'block')} of {block_size}, {per_cent(counts['utilisation'])} full"
     return f"{documents}: {counts['supervised_tokens']:,} tokens to {use}, in {blocks}"
 

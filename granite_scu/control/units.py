@@ -44,14 +44,10 @@ def counted(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'s' * (count != 1)}"
 
 
-def amount(n_bytes: float) -> str:
-    """Bytes in a unit of their size.
+def memory(n_bytes: float) -> str:
+    """Bytes of memory or of a disk.
 
-    >>> [amount(n) for n in (84, 4_030, 999_600, 123_456_789)]
-    ['84 bytes', '4.03 kB', '1 MB', '123 MB']
+    >>> memory(2.25 * 2**30), memory(2**27), memory(2**20)
+    ('2.2 GiB', '128.0 MiB', '1.0 MiB')
     """
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if float(f"{n_bytes:.3g}") < 1000:
-            return f"{n_bytes:.3g} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:,.3g} TB"
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes > 2**27 else f"{n_bytes / 2**20:.1f} MiB"

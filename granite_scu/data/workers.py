@@ -15,6 +15,7 @@ import psutil
 from torch.utils.data import DataLoader, IterableDataset
 
 from granite_scu.config.errors import UserError
+from granite_scu.control.units import memory
 
 LOOK = 15.0
 """Seconds without a batch after which the loader processes are looked at."""
@@ -89,7 +90,7 @@ class SteadyLoader(DataLoader):
         if not self.processes and SHARED_MEMORY.is_dir():
             place = os.statvfs(SHARED_MEMORY)
             if place.f_blocks and (free := place.f_bavail * place.f_frsize) < ahead:
-                raise _Lost(f"need {_megabytes(ahead)} of {SHARED_MEMORY}, which has {_megabytes(free)} free")
+                raise _Lost(f"need {memory(ahead)} of {SHARED_MEMORY}, which has {memory(free)} free")
         signals = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1} if hasattr(signal, "pthread_sigmask") else set()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signals) if signals else set()
         others = active_children()
@@ -167,10 +168,6 @@ def end_loaders() -> None:
     """Kill the loader processes of this process: one that is suspended would let it wait for ever at its exit."""
     for process in active_children():
         process.kill()
-
-
-def _megabytes(size: float) -> str:
-    return f"{size / 2**20:.3g} MiB"
 
 
 def leave_signals_to_the_run(worker: int) -> None:

@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import BaseConfig
-from granite_scu.control.units import counted
+from granite_scu.control.units import counted, memory
 from granite_scu.data.tokens import templates
 from granite_scu.data.tokens.chat import answer_end
 from granite_scu.export import merge_check
@@ -132,7 +132,9 @@ class Merger:
         wanted = self._wanted(self.in_fp32)
         free = shutil.disk_usage(place).free
         if free < wanted:
-            raise UserError(f"--out {out}: needs {_gib(wanted)}, and {_gib(free)} are free there; choose another disk")
+            raise UserError(
+                f"--out {out}: needs {memory(wanted)}, and {memory(free)} are free there; choose another disk"
+            )
 
     def merge(self, console: Console, device: torch.device | None) -> dict[str, Any]:
         """Write the merged model, completely or not at all; returns what was recorded about it.
@@ -167,7 +169,7 @@ class Merger:
         if free < wanted:
             raise RunFailed(
                 f"{self.out}: the merged model loses much of the adapter's gain; to see in fp32 whether it is right "
-                f"takes {_gib(wanted)}, of which {_gib(free)} are free; make room, or merge with --no-check"
+                f"takes {memory(wanted)}, of which {memory(free)} are free; make room, or merge with --no-check"
             )
         self._write_weights(folder, console, in_fp32=True, dtype=torch.float32)
 
@@ -360,7 +362,3 @@ def _sweep(out: Path) -> None:
             except Timeout:
                 raise UserError(f"--out {out}: another merge is writing it; wait for it, or choose another") from None
     sweep(left)
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB"

@@ -12,6 +12,7 @@ import torch
 from granite_scu.config.errors import RunFailed
 from granite_scu.config.request import Request
 from granite_scu.config.settings import MAX_BATCH, Recomputed, listed
+from granite_scu.control import units
 from granite_scu.hardware.detection import GIB, ram
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading, memory
@@ -196,14 +197,10 @@ def explain_oom(request: Request, machine: Machine, continues: bool = False) -> 
 
 def _asked(error: BaseException, accelerator: str) -> str:
     found = re.search(r"allocate ([\d.]+) ?(GiB|MiB|KiB|bytes)", str(error))
-    wanted = _gib(float(found[1]), found[2]) if found else "more"
+    sizes = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "bytes": 1}
+    wanted = units.memory(float(found[1]) * sizes[found[2]]) if found else "more"
     if accelerator == "cpu":
         return f"{wanted} asked for, {ram()[1] / GIB:.1f} GiB available"
     free, total = torch.cuda.mem_get_info()
     held = torch.cuda.memory_allocated()
     return f"{wanted} asked for, {free / GIB:.1f} of {total / GIB:.1f} GiB free, {held / GIB:.1f} held by this run"
-
-
-def _gib(amount: float, unit: str) -> str:
-    gib = amount * {"GiB": 1, "MiB": 2**-10, "KiB": 2**-20, "bytes": 2**-30}[unit]
-    return f"{gib:.1f} GiB" if gib >= 0.1 else f"{gib * 2**10:.1f} MiB"

@@ -62,7 +62,7 @@ def test_the_counts_are_in_words(capsys):
     }
     rows = describe(facts, "truncate")
     assert rows["text"] == "mine, divided by document"
-    assert rows["training"] == "5 documents (46.5 kB): 14,088 tokens to learn, in 14 blocks of 1024, 98.3 % full"
+    assert rows["training"] == "5 documents (46.50 kB): 14,088 tokens to learn, in 14 blocks of 1024, 98.3 % full"
     assert rows["longer than a block"] == "1 document: truncated (--on-long)"
     assert rows["cut answers"].startswith("3 answers; such lose their end")
     assert rows["a text begins with"].startswith("<s>")
