@@ -4,7 +4,6 @@ import difflib
 import logging
 import math
 import os
-import re
 import reprlib
 import secrets
 from collections.abc import Collection, Iterator
@@ -182,25 +181,6 @@ def of_file(name: str) -> Layer:
     for key, value in values.items():
         check_key(key, origin, line_of(root, key), value)
     return Layer(origin, values)
-
-
-def of_group(group: str, text: str) -> dict[str, Any]:
-    """The settings of a group that is given whole, as a mapping in YAML or a file that holds one, by dotted key.
-
-    Raises:
-        UserError: what is there is not valid YAML, or a file without a mapping.
-    """
-    is_mapping = text.startswith("{") or re.search(r":(\s|$)", text)
-    is_file = not is_mapping and Path(text).expanduser().is_file()
-    if not (is_mapping or is_file):
-        return {group: text}  # which is refused as the value of any key that is none
-    try:
-        written = read(text) if is_file else text
-        checked(text, written)
-    except UserError as error:
-        meant = "; text to train on is named by --data.path" if group == "data" else ""
-        raise UserError(str(error).replace("--config", f"--{group}", 1) + meant) from error
-    return {f"{group}.{name}": value for name, value in parse(written).items()}
 
 
 def check_key(key: str, origin: str, line: str = "", value: Any = "") -> None:

@@ -29,7 +29,6 @@ from granite_scu.config.flags import (
     NUMBER_OF_ITS_OWN,
     PRECISIONS,
     SECTIONS,
-    SETTINGS,
     SWITCH_OR_AUTO,
     Flag,
     switches,
@@ -135,7 +134,7 @@ def _add_first(parser: Parser, dotted: bool) -> None:
 
 
 def _add_dotted(parser: Parser, everything: bool, commonest: Collection[str]) -> None:
-    """Every setting by its dotted key, and, where the help shows these, groups given whole."""
+    """Every setting by its dotted key."""
     for group, keys in itertools.groupby([SEED, *HINTS], lambda key: key.partition(".")[0]):
         section = parser.add_argument_group(group)
         for key in keys:
@@ -144,8 +143,6 @@ def _add_dotted(parser: Parser, everything: bool, commonest: Collection[str]) ->
             if commonest and (everything or flag in commonest):
                 meaning["help"] = MEANINGS.get(key, "seed of everything random").replace("%", "%%")
             section.add_argument(f"--{key.replace(SEED, SEED.replace('_', '-'))}", dest=f"--{key}", **meaning)
-        if commonest and group in SETTINGS:
-            section.add_argument(f"--{group}", dest=f"--{group}", help=argparse.SUPPRESS)
 
 
 def _add_special(parser: Parser, everything: bool, dotted: bool) -> None:
@@ -197,8 +194,6 @@ def layers_of(asked: dict[str, Any], dotted: bool = False) -> Layers:
         UserError: a key that there is not, or flags that contradict each other.
     """
     keys = {name.removeprefix("--"): value for name, value in asked.items() if name.startswith("--")}
-    for group in SETTINGS.keys() & keys.keys():
-        keys = config_layers.of_group(group, keys.pop(group)) | keys
     for key, value in keys.items():
         config_layers.check_key(key, config_layers.A_FLAG, value=value)
     _resolve_short_forms(asked)

@@ -116,20 +116,6 @@ def test_each_value_says_where_it_is_from(layer, capsys):
     assert yaml.safe_load(whole) == yaml.safe_load(script(*argv[:-1]).yaml)
 
 
-def test_groups_may_be_given_whole(tmp_path):
-    part = tmp_path / "part.yaml"
-    part.write_text("rank: 2\n")
-    request = module("--lora", str(part), "--data", "{batch_size: 3}", "--trainer.logger=x")
-    assert (request.lora.rank, request.data.batch_size) == (2, 3)
-
-
-@pytest.mark.parametrize("content", [b'{"text": "a"}\n{"text": "b"}\n', b"\xff", b"some text", b"{batch_size: "])
-def test_a_text_that_is_given_for_a_group_is_no_settings(tmp_path, content):
-    text = tmp_path / "chats.jsonl"
-    text.write_bytes(content)
-    assert "named by --data.path" in refusal(module, "--data", str(text), begins=f"--data {text}: ")
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [

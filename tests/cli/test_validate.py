@@ -132,7 +132,7 @@ def test_the_files_that_come_along_are_let_through(path, tmp_path):
     [
         "--data.weights=[0.5]", "--data.path=[stdlib-docs, stdlib-source]", "--optimizer.learning_rate=1e-3",
         "--trainer.callbacks=null", "--control.kp=null", "--base.compile=null",
-        "--hardware=auto", "--lora.targets=[in_proj]", "--control={kp: 2, target_s: 0.1}", "--seed_everything=true",
+        "--hardware=auto", "--lora.targets=[in_proj]", "--seed_everything=true",
     ],
 )  # fmt: skip
 def test_what_the_parser_understands_is_let_through(given, tmp_path):
