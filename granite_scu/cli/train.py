@@ -2,14 +2,16 @@
 
 import json
 import logging
+import shlex
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from granite_scu.cli import config_layers, requirements, resume_hint
+from granite_scu.cli import config_layers, requirements
 from granite_scu.cli.config_layers import Layers
 from granite_scu.cli.console import make_console, print_facts, quiet
 from granite_scu.cli.robust_stdout import robust_stdout
@@ -24,7 +26,7 @@ from granite_scu.evaluation.bpt.texts import documents_of
 from granite_scu.evaluation.score import score_split
 from granite_scu.export.present import write_report_on_exit
 from granite_scu.hardware import presets
-from granite_scu.hardware.machine import resolve_request
+from granite_scu.hardware.machine import launched_processes, resolve_request
 from granite_scu.model.loading import load_tokenizer
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.run_folder import RunFolder
@@ -38,6 +40,9 @@ log = logging.getLogger(__name__)
 
 SCORED = {"validate": "validation", "test": "test"}
 """Commands that print a score, and the split that they score."""
+
+RESUME = "--resume-from-checkpoint last"
+"""What has a command continue a run."""
 
 
 class GraniteCLI(LightningCLI):
@@ -115,9 +120,19 @@ def run(layers: Layers, command: str = "fit", prints: bool = False) -> int:
 def fit(request: Request, console: Console) -> int:
     """Train, and leave everything to look at in the run folder."""
     run = recipe.prepare(request, console)
-    if summary := carry_out(run, resume_hint.flag(), resume_hint.command(str(run.folder.path))):
+    if summary := carry_out(run, RESUME, to_continue(run.folder.path)):
         print_summary(summary, run.folder.path, console, bool(run.data.chats))
     return 0
+
+
+def to_continue(folder: Path) -> str:
+    """The command that continues a run of this process; a launcher's own words are not known.
+
+    What it does not name is the run's.
+    """
+    if launched_processes() is not None:
+        return f"the same command and {RESUME}"
+    return f"granite-scu train --output-dir {shlex.quote(str(folder))} {RESUME}"
 
 
 def carry_out(run: PreparedRun, resume: str, resume_command: str) -> dict:
