@@ -85,22 +85,3 @@ def _bca(mean: float, replicates: Floats, without: Floats | None) -> tuple[float
         levels = np.array([normal.cdf(bias + shift / (1 - acceleration * shift)) for shift in shifted])
     low, high = np.quantile(replicates, levels)
     return float(low), float(high)
-
-
-def verdict(arm: str, reference: str, estimate: Estimate) -> str:
-    """One sentence on a paired difference.
-
-    >>> verdict("fixed", "pi", Estimate(0.02, -0.01, 0.05))
-    'no difference shown between fixed and pi (+0.0200 bits/token, nominal 95 % interval -0.0100 to +0.0500)'
-    >>> verdict("fixed", "pi", Estimate(0.02, 0.01, 0.05))
-    'fixed is worse than pi by 0.0200 bits/token (nominal 95 % interval +0.0100 to +0.0500)'
-    >>> verdict("fixed", "pi", Estimate(0.02, math.nan, math.nan))
-    'no difference shown between fixed and pi (+0.0200 bits/token, too few documents for an interval)'
-    """
-    interval = f"nominal 95 % interval {estimate.low:+.4f} to {estimate.high:+.4f}"
-    if math.isnan(estimate.low):
-        interval = "too few documents for an interval"
-    if not estimate.differs:
-        return f"no difference shown between {arm} and {reference} ({estimate.mean:+.4f} bits/token, {interval})"
-    word = "worse" if estimate.mean > 0 else "better"
-    return f"{arm} is {word} than {reference} by {abs(estimate.mean):.4f} bits/token ({interval})"

@@ -1,5 +1,6 @@
 """What the finished runs say: a row for each arm of each task, and the headline claim."""
 
+import math
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
@@ -171,7 +172,13 @@ def _as_json(row: Row, reference: Row | None, swept: Row | None) -> dict[str, An
 def _verdict(arm: str, reference: str, paired: Estimate, seeds: int) -> str:
     if not decides(seeds):
         return f"two seeds decide nothing between {arm} and {reference} ({paired.mean:+.4f} bits/token)"
-    return statistics.verdict(arm, reference, paired)
+    interval = f"nominal 95 % interval {paired.low:+.4f} to {paired.high:+.4f}"
+    if math.isnan(paired.low):
+        interval = "too few documents for an interval"
+    if not paired.differs:
+        return f"no difference shown between {arm} and {reference} ({paired.mean:+.4f} bits/token, {interval})"
+    word = "worse" if paired.mean > 0 else "better"
+    return f"{arm} is {word} than {reference} by {abs(paired.mean):.4f} bits/token ({interval})"
 
 
 def _claim(plan: Plan, task: Task, claimant: Row) -> dict[str, Any] | None:

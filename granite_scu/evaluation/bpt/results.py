@@ -71,17 +71,24 @@ def verdict(arm: str, reference: str, found: Estimate) -> str:
 
     >>> verdict("run", "base", Estimate(-0.4755, -0.5336, -0.4278))
     'run is better than base by 0.4755 bits/token (nominal 95 % interval 0.4278 to 0.5336)'
+    >>> verdict("run", "base", Estimate(0.02, 0.01, 0.05))
+    'run is worse than base by 0.0200 bits/token (nominal 95 % interval +0.0100 to +0.0500)'
     >>> verdict("run", "base", Estimate(0.31, -0.3, 0.9)).partition("; ")[2]
     'texts that differ so much show differences from about 0.6 bits/token on'
+    >>> verdict("run", "base", Estimate(0.02, math.nan, math.nan))
+    'no difference shown between run and base (+0.0200 bits/token, too few documents for an interval)'
     """
+    interval = f"nominal 95 % interval {found.low:+.4f} to {found.high:+.4f}"
     if found.differs and found.mean < 0:
         interval = f"nominal 95 % interval {-found.high:.4f} to {-found.low:.4f}"
         return f"{arm} is better than {reference} by {-found.mean:.4f} bits/token ({interval})"
-    words = statistics.verdict(arm, reference, found)
-    if found.differs or math.isnan(found.low):
-        return words
+    if found.differs:
+        return f"{arm} is worse than {reference} by {found.mean:.4f} bits/token ({interval})"
+    none = f"no difference shown between {arm} and {reference} ({found.mean:+.4f} bits/token, "
+    if math.isnan(found.low):
+        return f"{none}too few documents for an interval)"
     least = (found.high - found.low) / 2
-    return f"{words}; texts that differ so much show differences from about {least:.2g} bits/token on"
+    return f"{none}{interval}); texts that differ so much show differences from about {least:.2g} bits/token on"
 
 
 def report(
