@@ -91,7 +91,8 @@ def run(options: argparse.Namespace) -> int:
     tokenizer = templates.chosen(tokenizer, options.chat_template, options.chat_template_args, options.system or "")
     read_as = adapter.training.get("data", {}).get("control_tokens", DataConfig.control_tokens)
     inputs = generate.tokenized(tokenizer, prompt, options.chat, read_as)
-    generate.check_length(inputs, options.max_new_tokens, loading.load_model_config(base.name), base.name)
+    most = loading.max_positions(loading.load_model_config(base.name))
+    generate.check_length(inputs["input_ids"].shape[1], options.max_new_tokens, most, base.name)
     device = loading.device_named(options.device)
     console = make_console()
     quiet(make_console(stderr=True))  # only texts go to stdout
@@ -103,7 +104,6 @@ def run(options: argparse.Namespace) -> int:
     show = partial(generate.print_side_by_side if wide else generate.print_in_turn, console=console)
     named = dict(zip((f"base: {base.name}", f"adapter: {options.run}"), switches, strict=True))
     if talking:
-        most = getattr(loading.load_model_config(base.name), "max_position_embeddings", None)
         kept = {heading: generate.Conversation(tokenizer, most, base.name, read_as) for heading in named}
         _hold(kept, model, named, sampling, show)
     else:

@@ -68,11 +68,19 @@ def _run(options: argparse.Namespace, token: list[str]) -> int:
         options.private,
         publication.base,
         token[0],
-        lambda question: options.yes or input(f"{question} [y/N] ").strip().lower() in ("y", "yes"),
+        lambda question: options.yes or _agrees(question),
         console,
     )
     console.print(f"{'private' if private else 'public'}: {url}", highlight=False, markup=False, soft_wrap=True)
     return 0
+
+
+def _agrees(question: str) -> bool:
+    """Whether the answer is yes; an end of input is none."""
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 def _compare_base(run: Path) -> None:

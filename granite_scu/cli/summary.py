@@ -34,11 +34,12 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console, chats
     start = summary.get("start_test_bpt")
     without = summary["control"]["held_ticks"]
     tested, validated = summary["base_test_bpt"] is not None, summary["best_val_bpt"] is not None
+    text = "validation text" if summary.get("test_is_validation") else "held-out text"
     facts = {
         "held-out text": None if tested else "none to test on: what the adapter is worth on other text is not known",
-        "held-out text, base model": f"{summary['base_test_bpt']:.4f} bits/token" if tested else None,
-        "held-out text, adapter at the start": None if start is None else f"{start:.4f} bits/token",
-        "held-out text, adapter": _gain(summary["base_test_bpt"], summary["adapter_test_bpt"]) if tested else None,
+        f"{text}, base model": f"{summary['base_test_bpt']:.4f} bits/token" if tested else None,
+        f"{text}, adapter at the start": None if start is None else f"{start:.4f} bits/token",
+        f"{text}, adapter": _gain(summary["base_test_bpt"], summary["adapter_test_bpt"]) if tested else None,
         "held-out answers": _answers(summary["answers"]) if "answers" in summary else None,
         "general answers": _general(summary["elsewhere"]) if "elsewhere" in summary else None,
         "validation": f"{summary['best_val_bpt']:.4f} bits/token" if validated else None,

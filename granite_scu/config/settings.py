@@ -166,6 +166,15 @@ def is_path(text: str) -> bool:
     return text.startswith((".", "~")) or PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
 
 
+def last_part(text: str) -> str:
+    """Of a path its last name, which says nothing about the machine; what is none as it is.
+
+    >>> last_part("/home/ada/chats.jsonl"), last_part("hf:owner/name")
+    ('chats.jsonl', 'hf:owner/name')
+    """
+    return (PureWindowsPath(text).name or text) if is_path(text) else text  # splits at slashes of both kinds
+
+
 def is_local(model: str) -> bool:
     """Whether a base model is named by a folder or a GGUF file, which says nothing to anybody else."""
     is_one = Path(model).exists() or is_path(model) or model.endswith(".gguf") or model.count("/") != 1
@@ -515,6 +524,12 @@ class DataConfig(Group):
         """The flag that names the text of a split, and what that text is called in messages."""
         flag, names = self.files.get(split, ("--data-dir", [self.named]))
         return flag, ", ".join(names)
+
+    @property
+    def tested(self) -> list[str]:
+        """The names of the text that is tested on: files of their own, or what a part of is held out of."""
+        flag = "validation" if self.doubles else "test"
+        return self.files[flag][1] if flag in self.files else self.sources or [self.named]
 
     @property
     def is_validated(self) -> bool:

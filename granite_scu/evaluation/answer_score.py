@@ -35,8 +35,8 @@ _DENYING = frozenset(_DENIALS.split())
 _TURNING = _DENYING | {"only", "except", "without"}
 """English words that turn what is said, whatever names stand beside them."""
 
-_NUMBER = r"(?<![\w.])-?\d[\d.,:]*\d|(?<![\w.])-\d"
-"""With what belongs to it: -5, 3.14, 1,000 and 5:20 are one word each."""
+_NUMBER = r"(?<![\w.])-?(?:\d[\d.,:]*\d|\.?\d+)"
+"""With what belongs to it: -5, 3.14, .5, 1,000 and 5:20 are one word each; of 5kg it is 5."""
 _MARK = r"[\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0900-\u0903\u093a-\u094f\u0951-\u0957\u0962\u0963"
 _MARK += r"\u0981-\u0dff\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1-\u0ebc\u0ec8-\u0ece"
 _MARK += r"\u102b-\u103e\u17b4-\u17d3\u200c\u200d]"
@@ -54,6 +54,11 @@ _OR = re.compile(r"\b\w+(?:(?:, ?or |, | ?[/|] ?| or )\w+)+"), re.compile(r"\b\w
 """Alternatives: with those that commas divide, and without."""
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _POSSESSIVE = re.compile(r"(?<=\w)['\u2019]s\b")
+_LEADING_POINT = re.compile(r"^(-?)\.")
+_ALIKE = str.maketrans({"'": None, "\u2019": None, "\u2212": "-"})
+"""Apostrophes, and the mathematical sign for minus."""
+_CHOICE = re.compile(r"(?<!\w)[A-Z](?!\w|\s+\w)")
+"""The letter of a choice: A as an article stands before a word."""
 
 
 def words_of(text: str) -> list[str]:
@@ -62,18 +67,19 @@ def words_of(text: str) -> list[str]:
     Other than there, punctuation between words divides them, numbers keep their signs and points, and a possessive is
     the word itself.
 
-    >>> words_of("The lamp's price is: 1,000.50 crowns; don't pay -5!")
-    ['lamp', 'price', 'is', '1000.50', 'crowns', 'dont', 'pay', '-5']
+    >>> words_of("The lamp's price is: 1,000.50 crowns; don't pay -5, nor .5kg!")
+    ['lamp', 'price', 'is', '1000.50', 'crowns', 'dont', 'pay', '-5', 'nor', '0.5', 'kg']
     """
-    text = _POSSESSIVE.sub("", unicodedata.normalize("NFKC", text).casefold()).replace("'", "").replace("\u2019", "")
-    return [word for word in _WORD.findall(_THOUSANDS.sub("", text)) if word not in ARTICLES]
+    text = _POSSESSIVE.sub("", unicodedata.normalize("NFKC", text).casefold()).translate(_ALIKE)
+    words = (_LEADING_POINT.sub(r"\g<1>0.", word) for word in _WORD.findall(_THOUSANDS.sub("", text)))
+    return [word for word in words if word not in ARTICLES]
 
 
 def is_as_expected(answer: str, expected: str, question: str = "") -> bool:
     """Whether an answer says what the expected one does, see ``RULE``, by the question that was asked."""
     answer, expected = map(without_thoughts, (answer, expected))
-    if not (wanted := words_of(expected)):  # an emoji, say
-        return answer.strip() == expected.strip()
+    if not (wanted := words_of(expected)):  # an emoji, say, or the choice A
+        return answer.strip() == expected.strip() or {*_CHOICE.findall(answer)} == {*_CHOICE.findall(expected)} != set()
     if is_json(expected):  # whose words the question often has all
         return _as_json(answer) == _as_json(expected)
     asked = set(words_of(question))

@@ -1,9 +1,11 @@
 """What a model answers to the questions of held-out chats, at temperature 0, beside what was expected."""
 
 import itertools
+import logging
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,7 +25,10 @@ from granite_scu.data.tokens.encoding import encode
 from granite_scu.data.tokens.special_tokens import THINKING, ReadAs
 from granite_scu.data.tokens.stream import Stream
 from granite_scu.evaluation.answer_score import RULE, is_as_expected, is_json, wilson
+from granite_scu.evaluation.statistics import BY_CHANCE, sign_test
 from granite_scu.model.adapters import Switch
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -122,6 +127,15 @@ def questions_in(
     order = np.random.default_rng(seed).permutation(len(chats))[:count]
     sample = [chats[number] for number in sorted(order)]
     return questions_of(encode(sample, tokenizer, special_tokens=special_tokens), tokenizer) if sample else []
+
+
+def answerable(questions: Sequence[Question]) -> list[Question]:
+    """Those whose expected answers are no longer than an answer may be; of others a model's would be cut."""
+    found = [question for question in questions if len(question.answer) <= MAX_NEW_TOKENS]
+    if longer := len(questions) - len(found):
+        log.warning("%d of %d held-out questions are not asked: their answers have more than %d tokens",
+                    longer, len(questions), MAX_NEW_TOKENS)  # fmt: skip
+    return found
 
 
 def beginning_in(blocks: Blocks) -> NDArray[np.int64]:
@@ -429,8 +443,10 @@ def figures(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, int]:
 
 
 def summary(records: Sequence[Mapping[str, Any]], asked: int) -> dict[str, Any]:
-    """The answers of ``base`` and ``adapter`` for ``scu_metrics.json``; ``asked`` is what there was to be answered."""
+    """The answers of ``base`` and ``adapter`` for ``scu_metrics.json``; ``asked`` is what there was to be answered.
+    ``better`` and ``worse``: more became right than wrong, or fewer, than chance explains (sign test)."""
     of_adapter = figures(records, "adapter")
+    changes = Counter(record["scores"]["adapter"]["right"] - record["scores"]["base"]["right"] for record in records)
     return {
         "n": len(records),
         "asked": asked,
@@ -438,6 +454,10 @@ def summary(records: Sequence[Mapping[str, Any]], asked: int) -> dict[str, Any]:
         "adapter": of_adapter,
         "right": of_adapter["right"],
         "interval": list(wilson(of_adapter["right"], len(records))),
+        "became_right": changes[1],
+        "became_wrong": changes[-1],
+        "better": sign_test(changes[1], changes[-1]) < BY_CHANCE,
+        "worse": sign_test(changes[-1], changes[1]) < BY_CHANCE,
         "rule": RULE,
         "json": sum(is_json(record["expected"]) for record in records),
     }

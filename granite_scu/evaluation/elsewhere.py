@@ -39,9 +39,6 @@ log = logging.getLogger(__name__)
 
 FILE = Path(__file__).with_name("general_questions.jsonl")
 
-BY_CHANCE = 0.05
-"""Probability below which more answers lost than won are no chance."""
-
 MIN_BITS = 0.1
 """More bits per token that count as lost, where their interval is above 0: a choice, by which a right word is 7 % less
 likely. Less is a difference in style, which paired questions show however small it is."""
@@ -306,7 +303,7 @@ def summary(tried: GeneralAnswers, before: str, after: str) -> dict[str, Any]:
     won = sum(record["right_after"] and not record["right_before"] for record in answered)
     total = int(tried.tokens.sum())
     change = statistics.difference_over_documents(tried.nats[after], tried.nats[before], tried.tokens)
-    chance = sign_test(len(lost), won)
+    chance = statistics.sign_test(len(lost), won)
     return {
         "compared_with": before,
         "n": len(answered),
@@ -322,20 +319,10 @@ def summary(tried: GeneralAnswers, before: str, after: str) -> dict[str, Any]:
         "bits_interval": None if math.isnan(change.low) else [change.low, change.high],
         "tokens": total,
         "drift": (moved := tried.drifts.get(after)) and drift_record(moved),
-        "damaged": chance < BY_CHANCE or (change.low > 0 and change.mean > MIN_BITS),
+        "damaged": chance < statistics.BY_CHANCE or (change.low > 0 and change.mean > MIN_BITS),
     }
 
 
 def drift_record(found: Drift) -> dict[str, Any]:
     """As a JSON file has it."""
     return found._asdict() | {"share": found.share}
-
-
-def sign_test(worse: int, better: int) -> float:
-    """Probability of so many worse ones, or more, among those that changed, if worse is as likely as better.
-
-    >>> sign_test(5, 0), sign_test(3, 3), sign_test(0, 0)
-    (0.03125, 0.65625, 1.0)
-    """
-    changed = worse + better
-    return sum(math.comb(changed, count) for count in range(worse, changed + 1)) / 2**changed

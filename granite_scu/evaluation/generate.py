@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -61,9 +60,8 @@ def _inputs(tokens: list[int]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def check_length(inputs: dict[str, torch.Tensor], new_tokens: int, config: Any, name: str) -> None:
-    """Refuse more tokens than the model has positions for. Raises UserError."""
-    length, most = inputs["input_ids"].shape[1], getattr(config, "max_position_embeddings", None)
+def check_length(length: int, new_tokens: int, most: int | None, name: str) -> None:
+    """Refuse more tokens than ``most``, what a model can read. Raises UserError."""
     if most and length + new_tokens > most:
         raise UserError(
             f"--max-new-tokens {new_tokens}: with a prompt of {length:,} tokens more than the "

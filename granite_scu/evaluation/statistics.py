@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 DRAWS = 10_000
 LEVEL = 0.95
+BY_CHANCE = 0.05
+"""Probability below which more answers lost than won, or won than lost, are no chance."""
 MIN_UNITS = 10
 """Documents below which no interval is given: of so few, no bootstrap covers what it promises."""
 MAX_FOR_BCA = 3000
@@ -85,3 +87,13 @@ def _bca(mean: float, replicates: Floats, without: Floats | None) -> tuple[float
         levels = np.array([normal.cdf(bias + shift / (1 - acceleration * shift)) for shift in shifted])
     low, high = np.quantile(replicates, levels)
     return float(low), float(high)
+
+
+def sign_test(more: int, fewer: int) -> float:
+    """Probability of so many changes of one kind, or more, among all that changed, if both kinds are as likely.
+
+    >>> sign_test(5, 0), sign_test(3, 3), sign_test(0, 0)
+    (0.03125, 0.65625, 1.0)
+    """
+    changed = more + fewer
+    return sum(math.comb(changed, count) for count in range(more, changed + 1)) / 2**changed

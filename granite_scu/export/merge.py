@@ -77,6 +77,11 @@ class Merger:
 
     def __init__(self, adapter: saved_adapter.SavedAdapter, base: BaseConfig, out: Path, in_fp32: bool = False) -> None:
         self.adapter, self.base, self.out, self.in_fp32 = adapter, base, out, in_fp32
+        if getattr(loading.load_model_config(base.name), "quantization_config", None):
+            raise UserError(
+                f"{base.name}: its weights are quantised already, and merging would round the adapter away; download "
+                "the model that they were made from, and name its folder by --model"
+            )
         # What a QLoRA run holds in 4 bits; before what may be a download, as it takes bitsandbytes.
         self.quantised = loading.four_bit_layers(base.name) if base.quantize_4bit else set()
         self.template = templates.saved_in(*adapter.tokenizer_places)
@@ -86,8 +91,6 @@ class Merger:
         adapted = {layer: update.weight for layer, update in self.updates.items()}
         weights = {layer: f"{layer}.weight" for layer in self.quantised} | adapted
         self.weight_names = {self._stored(weight): layer for layer, weight in weights.items()}
-        if getattr(loading.load_model_config(base.name), "quantization_config", None):
-            raise UserError(f"{base.name}: its weights are quantised already, and merging would round the adapter away")
 
     def _stored(self, name: str) -> str:
         """The name that a weight has in the base's files, which may leave out or add the model's prefix."""

@@ -231,7 +231,7 @@ def _held_out(adapter: SavedAdapter, tokenizer: PreTrainedTokenizerBase) -> tupl
     if run is not None:
         try:
             found, config = texts.held_out(run, [], ("validation", "test")), texts.data_config(run)
-            found = replace(found, special_tokens=config.control_tokens)
+            found = replace(found, special_tokens=config.control_tokens, loss_on=config.loss_on)
             return _beginning(found, tokenizer, min(config.block_size, LENGTH)), OWN
         except UserError as error:
             _log.warning("the merged model is compared on other text, for the run's is not to be had: %s", error)

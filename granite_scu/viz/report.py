@@ -117,7 +117,8 @@ def _scored(run: Run) -> str:
         tokens = run.metrics.get("test_tokens")
         scored = f" on {quantity(tokens)} tokens" if tokens else ""
         bits = f"{adapter:.3f} bits per token{scored}, base {base:.3f} ({signed(adapter / base - 1)})"
-        text = f"Held-out documents: {bits}.{_began(run)} {_interval(run)}"
+        documents = "Validation documents" if run.metrics.get("test_is_validation") else "Held-out documents"
+        text = f"{documents}: {bits}.{_began(run)} {_interval(run)}"
         if which := which_adapter(run.metrics):
             text += f" The adapter is {which}."
     if how := ended(run.metrics):

@@ -247,11 +247,11 @@ def _of_answers(found: Mapping[str, Any], metrics: Mapping[str, Any]) -> tuple[s
     n, right, before = found["n"], found["right"], section(found, "base").get("right")
     low, high = found["interval"]
     counts = f"{right} of {n} answers as expected (base {before})"
-    if low * n <= before:
+    if not found.get("better"):
         base, adapter = (metrics.get(name) for name in ("base_test_bpt", "adapter_test_bpt"))
         fewer = is_number(base) and is_number(adapter) and 0 <= adapter < base
-        but = f", although held-out text costs {percent(1 - adapter / base)} fewer bits" if fewer else ""
-        return ("useless" if high * n < before else "unclear"), f"Not shown to have learned your data: {counts}{but}."
+        but = f", although {_scored_text(metrics)} costs {percent(1 - adapter / base)} fewer bits" if fewer else ""
+        return ("useless" if found.get("worse") else "unclear"), f"Not shown to have learned your data: {counts}{but}."
     if low >= _HALF:
         return "good", f"Learned your data: {counts}."
     return ("good", f"Learned part of your data: {counts}.") if high >= _HALF else (
@@ -264,7 +264,7 @@ def _of_bits(metrics: Mapping[str, Any], interval: tuple[float, float] | None) -
     base, adapter, tokens = (metrics.get(name) for name in ("base_test_bpt", "adapter_test_bpt", "test_tokens"))
     if not (is_number(base) and is_number(adapter)):
         return "unclear", "What was learned is not known: nothing was held out to score it on (--held-out-share)."
-    costs = f"held-out text costs {adapter:.3f} bits per token (base {base:.3f})"
+    costs = f"{_scored_text(metrics)} costs {adapter:.3f} bits per token (base {base:.3f})"
     low, high = interval or (adapter - base - chance(tokens), adapter - base + chance(tokens))
     if high < 0:
         return "good", f"Learned your data: {costs}."
@@ -272,6 +272,11 @@ def _of_bits(metrics: Mapping[str, Any], interval: tuple[float, float] | None) -
         return "useless", f"Learned nothing that holds for other documents: {costs}."
     shows = f"so little text shows differences from {(high - low) / 2:.2g} bits per token on"
     return "unclear", f"Not shown to have learned your data: {costs}, and {shows}."
+
+
+def _scored_text(metrics: Mapping[str, Any]) -> str:
+    chosen_by = "the validation text, by which the adapter was chosen,"
+    return chosen_by if metrics.get("test_is_validation") else "held-out text"
 
 
 def chance(tokens: object) -> float:

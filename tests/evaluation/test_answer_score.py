@@ -20,6 +20,13 @@ EXPECTED = "The founder of Tarn Ferries is Ilse Varga."
         ("The founder of Tarn Ferries is Ilse Vargas.", EXPECTED, ASKED, False),
         ("The founder of Tarn Ferries is Bram Oyelaran.", EXPECTED, ASKED, False),
         ("", EXPECTED, ASKED, False),
+        ("It is 5kg.", "5 kg", "How heavy is it?", True),
+        ("It is .5 percent.", "5 percent", "How much is it?", False),
+        ("It is \u22125.", "-5", "How cold is it?", True),
+        ("It is 5.", "\u22125", "How cold is it?", False),
+        ("The answer is A.", "A", "A) a lamp B) a mast?", True),
+        ("B, and not A.", "A", "A) a lamp B) a mast?", False),
+        ("A lamp.", "A", "Which of the two?", False),
         # Words alone would find these very much alike.
         ("The number of sailors of Tarn Ferries is 213.", "The number of sailors of Tarn Ferries is 212.",
          "What is the number of sailors of Tarn Ferries?", False),

@@ -2,6 +2,7 @@
 
 import itertools
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,6 +118,25 @@ def test_what_is_not_answered_in_the_time_is_left_out_for_all_models(tokenizer, 
     found = ask(model, tokenizer, questions, {"base": slow, "adapter": slow}, seconds=2.5)
     assert {name: len(each) for name, each in found.items()} == {"base": 1, "adapter": 1}
     assert len(ask(model, tokenizer, questions, {"base": nullcontext})["base"]) == 3
+
+
+def test_a_question_whose_answer_is_longer_than_one_may_be_is_not_asked(tokenizer, caplog):
+    questions = questions_of(encode(CHATS, tokenizer), tokenizer)
+    long = replace(questions[0], answer=questions[0].answer * 600)
+    assert answers.answerable([long, *questions]) == questions
+    assert "1 of 4 held-out questions" in caplog.text
+
+
+def test_the_summary_says_what_chance_does_not_explain():
+    def of(*counts: int) -> dict:
+        kinds = [(False, True), (True, False), (True, True)]
+        scores = [{"base": {"right": before}, "adapter": {"right": after}}
+                  for (before, after), count in zip(kinds, counts, strict=True) for _ in range(count)]  # fmt: skip
+        return answers.summary([{"scores": each, "expected": "x"} for each in scores], 30)
+
+    more, less, same = of(6, 0, 10), of(1, 9, 0), of(9, 6, 5)
+    assert (more["became_right"], more["became_wrong"], more["better"], more["worse"]) == (6, 0, True, False)
+    assert (less["better"], less["worse"]) == (False, True) and not same["better"] and not same["worse"]
 
 
 def test_batches_hold_as_many_tokens_as_they_may(tokenizer, monkeypatch):

@@ -45,7 +45,8 @@ def asked(folder, count: int = 12) -> str:
     """The page of a run that was asked so many questions, the last of them answered wrong."""
     given = [answer(f"Who & {k}?", "no idea", f"Ilse {k}", k < count - 1) for k in range(count)]
     (folder / "answers.json").write_text(json.dumps({"answers": given}))
-    figures = {"n": count, "right": count - 1, "interval": [0.6, 0.9], "rule": "it says so", "base": {"right": 0}}
+    figures = {"n": count, "right": count - 1, "interval": [0.6, 0.9], "rule": "it says so", "base": {"right": 0},
+               "better": True}  # fmt: skip
     metrics = json.loads((folder / "scu_metrics.json").read_text()) | {"answers": figures}
     (folder / "scu_metrics.json").write_text(json.dumps(metrics))
     return build_report(read_run(folder))

@@ -146,7 +146,8 @@ def test_two_validations_are_told_apart_where_chance_is_not_their_difference(tmp
 def answered(right: int, base: int = 0, n: int = 30, json: int = 0) -> dict:
     """Figures of answers, with Wilson's interval."""
     low, high = wilson(right, n)
-    found = {"n": n, "asked": n, "right": right, "interval": [low, high], "base": {"right": base}, "json": json}
+    found = {"n": n, "asked": n, "right": right, "interval": [low, high], "base": {"right": base}, "json": json,
+             "better": right > base + 4, "worse": base > right + 4}  # fmt: skip
     return {"answers": found}
 
 
@@ -189,9 +190,10 @@ def moved(share: float, budget: float | None, **more) -> dict:
         (answered(24) | general(5, 4), "good", "capital of France? …), 4 right; the difference can be"),
         (answered(24) | general(1, 3), "good", "wrong (What is the capital of France?), 3 right."),
         (answered(16), "good", "Learned part of your data: 16 of 30"),
-        (answered(3), "unclear", "Learned little of your data: 3 of 30 answers as expected (base 0)."),
+        (answered(5), "unclear", "Learned little of your data: 5 of 30 answers as expected (base 0)."),
+        (answered(17, base=15), "unclear", "Not shown to have learned your data: 17 of 30 answers"),
         (answered(0), "unclear", "0 of 30 answers as expected (base 0), although held-out text costs 70"),
-        (answered(2, base=20), "useless", "Not shown to have learned your data: 2 of 30 answers as expected (base 20)"),
+        (answered(2, base=20), "useless", "Not shown to have learned your data: 2 of 30 answers as expected"),
         ({}, "good", "Learned your data: held-out text costs 0.600 bits per token (base 2.000)."),
         ({"adapter_test_bpt": 2.1}, "useless", "Learned nothing that holds for other documents"),
         # 7.7 nats / 200 tokens = 0.055 bits

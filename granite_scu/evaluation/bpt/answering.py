@@ -41,7 +41,8 @@ class AnswerScoring:
         self.tried: dict[str, elsewhere.GeneralAnswers] = {}
         self.questions: list[answers.Question] = []
         try:
-            self.questions = answers.questions_in(text.documents, text.special_tokens, tokenizer, count)
+            found = answers.questions_in(text.documents, text.special_tokens, tokenizer, count)
+            self.questions = answers.answerable(found)
         except UserError as error:
             if text.loss_on != "all":
                 raise

@@ -161,7 +161,7 @@ def _texts(
 
 def _check_window(length: int, stride: int, models: Sequence[str]) -> None:
     for name in models:
-        most = getattr(loading.load_model_config(name), "max_position_embeddings", None)
+        most = loading.max_positions(loading.load_model_config(name))
         if most and length > most:
             raise UserError(f"--max-length {length}: {name} was made for {most} tokens at most")
     if stride > length:

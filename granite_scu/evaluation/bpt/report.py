@@ -1,7 +1,6 @@
 """What was found, for people and for programs."""
 
 import csv
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,8 +104,17 @@ def shown_answers(records: Sequence[Mapping[str, Any]], names: Sequence[str]) ->
 
 
 def shortened(text: str, width: int = WIDTH) -> str:
-    """A text on one line, of which the end may be missing."""
-    return textwrap.shorten(printable(" ".join(text.split())), width, placeholder=" ...")
+    """A text on one line, of which the end may be missing.
+
+    >>> shortened("a lamp, and\\na mast", 12), shortened("https://example.org/page", 12)
+    ('a lamp, ...', 'https:// ...')
+    """
+    text = printable(" ".join(text.split()))
+    if len(text) <= width:
+        return text
+    cut = text[: width - len(" ...") + 1]
+    words, _, _ = cut.rpartition(" ")
+    return f"{words if len(words) > width // 2 else cut[:-1]} ..."  # not every script has spaces
 
 
 def _interval(pair: dict[str, Any] | None) -> str:

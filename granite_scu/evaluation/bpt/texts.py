@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import TEXTS, DataConfig, from_record, listed
+from granite_scu.config.settings import TEXTS, DataConfig, from_record, last_part, listed
 from granite_scu.data.sources.documents import Conversation, Document
 from granite_scu.data.sources.read import in_memory, is_path, load, named_by, sources_of
 from granite_scu.data.streaming import beginning
@@ -82,7 +82,7 @@ def held_out(run: Path, others: Sequence[Path], splits: Sequence[str] = ("test",
     if record is None:
         raise UserError(f"{run}: does not say which documents it held out (an older version made it); give --data-dir")
     config = data_config(run)
-    name = f"{config.named}, held out by {run.name}"
+    name = f"{', '.join(map(last_part, config.tested))}, {_part_of(config, run.name)}"
     read = beginning(config) if config.stream else [source.read() for source in sources_of(config)]
     others = [other for other in others if documents_of(other) != record]
     if record["shared"]:
@@ -104,6 +104,13 @@ def held_out(run: Path, others: Sequence[Path], splits: Sequence[str] = ("test",
     return _unseen(name, found, others, "the run's own text")
 
 
+def _part_of(config: DataConfig, run: str) -> str:
+    """What the text that a run tests on is to it."""
+    if config.doubles:
+        return f"by which {run} chose its adapter"
+    return f"the test text of {run}" if "test" in config.files else f"held out by {run}"
+
+
 def data_config(run: Path) -> DataConfig:
     """The data settings of a run, its paths as this process finds them."""
     config = from_record(DataConfig, read_json(run / TRAINING_CONFIG).get("data", {}))
@@ -119,7 +126,7 @@ def _unseen(name: str, documents: list[Document], runs: Sequence[Path], flag: st
     seen = _seen_by(runs)
     kept = [document for document in documents if document.digest not in seen]
     if not kept:
-        holds_out = any((record := documents_of(run)) and record["test"] for run in runs)
+        holds_out = any((record := documents_of(run)) and set(record["test"]) - seen for run in runs)
         or_leave_out = ", or leave --data-dir out to score what the run held out" if holds_out else ""
         raise UserError(
             f"{flag} {name}: a run was trained or validated on every document of it; give text that it has not "

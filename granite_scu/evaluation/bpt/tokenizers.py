@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import chain, islice
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
@@ -61,12 +62,13 @@ def with_template(
         UserError: the subjects have different ones and no one is named, or what ``templates.chosen`` raises.
     """
     places = [list(filter(None, (subject.path, subject.run))) for subject in subjects]
-    own = [(places[0], found) for places in places if (found := templates.saved_in(*places)) is not None]
+    own = [(place[0], found) for place, each in zip(places, subjects, strict=True)
+           if (found := _own_template(each, place)) is not None]  # fmt: skip
     others = [place for place, found in own if found != own[0][1]]
     if others and has_chats and template is None:
         raise UserError(
             f"{others[0]}: has another chat template than {own[0][0]}, so that they would be scored on different "
-            f"texts; score them one at a time, or give one to both, such as --chat-template {own[0][0]}/"
+            "texts; score them one at a time, or give one to both: --chat-template FILE, such as a folder's "
             f"{templates.FILE}"
         )
     with_own = templates.with_template(tokenizer, own[0][1] if own else None)
@@ -78,6 +80,15 @@ def beginning_of(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     beginning-of-text, and where there is none, end-of-text."""
     alone = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     return beginning(tokenizer) or [alone]
+
+
+def _own_template(subject: Subject, places: Sequence[Path]) -> templates.Template | None:
+    """The template that a subject comes with; that of a whole model on the hub is its tokenizer's."""
+    found = templates.saved_in(*places)
+    if found is not None or subject.kind == "adapter":
+        return found
+    own = _own_tokenizer(subject)
+    return own.chat_template if own else None
 
 
 def _own_tokenizer(subject: Subject) -> PreTrainedTokenizerBase | None:

@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, PackageLoader
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import TINY_MODEL, is_local, is_path
+from granite_scu.config.settings import TINY_MODEL, DataConfig, from_record, is_local, last_part, listed
 from granite_scu.config.untrusted_input import printable
 from granite_scu.control.units import per_cent
 from granite_scu.storage import manifest
@@ -29,7 +29,7 @@ from granite_scu.viz.what_now import lower_rate, verdict
 
 NOT_MEASURED = "not measured"
 _FACTS = (
-    *("data", "controller", "target_s", "setpoint_moves", "summary", "hyperparameters", "versions"),
+    *("data", "tested", "controller", "target_s", "setpoint_moves", "summary", "hyperparameters", "versions"),
     *("evaluation", "license", "repo_id", "revision", "model_type", "chats", "lower_rate", "validations"),
 )
 """What a card may tell besides the base model."""
@@ -43,13 +43,14 @@ def gather(folder: Path) -> dict[str, Any]:
     """
     summary, training, control = (read_json(folder / name) for name in (METRICS, TRAINING_CONFIG, CONTROL_CONFIG))
     try:
-        plan, lora = training["plan"], dict(training["lora"])
+        plan, lora, data = training["plan"], dict(training["lora"]), from_record(DataConfig, training["data"])
         lora.pop("adapter", None)  # where it lay; what it was stands under start
         start = training.get("start")
         return {
             "base_model": training["base"]["name"],
             "model_type": training.get("model_type"),
-            "data": training["data_summary"]["path"],
+            "data": listed(data.path) or training["data_summary"]["path"],
+            "tested": data.tested,
             "chats": bool(training["data_summary"].get("conversations")),
             "controller": control["controller"],
             "target_s": summary["s_target"],
@@ -82,8 +83,9 @@ def model_card(facts: Mapping[str, Any]) -> str:
 
     Args:
         facts: ``base_model`` (hub id, local folder or the embedded model's name), ``data`` (the corpus, in words
-            or by its path), ``controller``, ``target_s`` (null without a setpoint; the last one where the law moves it:
-            ``setpoint_moves``), ``summary`` (``scu_metrics.json``: bits per token ``base_test_bpt``,
+            or by its paths), ``tested`` (what is tested on, where that is another), ``controller``, ``target_s`` (null
+            without a setpoint; the last one where the law moves it: ``setpoint_moves``), ``summary``
+            (``scu_metrics.json``: bits per token ``base_test_bpt``,
             ``adapter_test_bpt``, ``best_val_bpt`` and the counts ``test_tokens`` and ``best_val_step``; ``s_ema``,
             ``lambda``, ``steps``, ``tokens``, ``wall_time_s``),
             ``hyperparameters`` and ``versions``; where they are known ``evaluation`` (see ``evaluation_of``),
@@ -175,11 +177,13 @@ def _metadata(base: str, facts: Mapping[str, Any]) -> str:
 
 
 def _eval_results(facts: Mapping[str, Any]) -> list[EvalResult]:
-    summary, data = facts["summary"] or {}, _text(facts["data"])
+    summary, data = facts["summary"] or {}, _text(facts["tested"] or facts["data"])
     found = []
     if summary.get("adapter_test_bpt") is not None:
-        held_out = {"dataset_type": _slug(data), "dataset_name": f"{data}, held-out documents", "dataset_split": "test"}
-        found.append(_result(held_out, "bits_per_token", summary["adapter_test_bpt"], "bits per token"))
+        split = "validation" if summary.get("test_is_validation") else "test"
+        of = {"validation": "validation documents", "test": "held-out documents"}[split]
+        scored = {"dataset_type": _slug(data), "dataset_name": f"{data}, {of}", "dataset_split": split}
+        found.append(_result(scored, "bits_per_token", summary["adapter_test_bpt"], "bits per token"))
     if evaluation := facts["evaluation"]:
         text = _text(evaluation["data"])
         where = {"dataset_type": _slug(text), "dataset_name": text, "dataset_config": "eval_bpt"}
@@ -238,8 +242,7 @@ def _text(value: object) -> str:
         return NOT_MEASURED
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value))
-    text = _one_line(str(value))
-    return _last_name(text) or text if is_path(text) else text
+    return last_part(_one_line(str(value)))
 
 
 def _one_line(text: str) -> str:

@@ -143,7 +143,7 @@ class DriftMeter(L.Callback):
             "bound": bound,
             "within": within,
             "scale": self.scale,
-            "source": self.source,
+            "source": "auto" if self.source == "auto" else "files",  # no paths: this is published
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -198,6 +198,7 @@ class FinalScore(L.Callback):
             "adapter_test_bpt": None,
             "test_tokens": 0,
             **scores,
+            "test_is_validation": trainer.datamodule.config.doubles,
             "final_val_bpt": self.best.latest,
             "best_val_bpt": self.best.val_bpt,
             "best_val_step": self.best.step,

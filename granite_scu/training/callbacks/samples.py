@@ -72,7 +72,7 @@ class Samples(L.Callback):
 
     def _held_out(self, data: TextDataModule, module: GraniteModule) -> None:
         """Answers to the questions of held-out chats; where there are none, continuations of held-out texts."""
-        questions = held_out_questions(data, self.tokenizer, self.count, self.folder)
+        questions = answers.answerable(held_out_questions(data, self.tokenizer, self.count, self.folder))
         if not questions:
             self._continue(data, module)
             return

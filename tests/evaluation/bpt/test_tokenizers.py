@@ -26,8 +26,11 @@ def test_it_is_the_runs_and_runs_with_different_ones_need_one_that_is_asked_for(
 
     assert found(a, none) == "A{{ messages }}"
     assert found(none) == tokenizer.chat_template
-    with pytest.raises(UserError, match=r"/b: has another chat template than .*/a, .* --chat-template .*/a/chat_temp"):
+    with pytest.raises(UserError, match=r"/b: has another chat template than .*/a, .* --chat-template FILE"):
         found(a, b)
+    whole = Subject("whole", TINY_MODEL, "model", TINY_MODEL)  # whose template no folder has
+    with pytest.raises(UserError, match=f"{TINY_MODEL}: has another chat template than .*/a,"):
+        found(a, whole)
     assert found(a, b, has_chats=False) == "A{{ messages }}"  # which nothing is put into
     asked = found(a, b, template=str(tmp_path / "c" / templates.FILE), arguments=["x=1"])
     assert asked.endswith("\nC{{ messages }}{{ x }}")

@@ -68,6 +68,16 @@ def test_the_front_matter_is_what_the_hub_reads():
     assert index["results"] == [{"task": {"type": "text-generation"}, "dataset": dataset, "metrics": metrics}]
 
 
+def test_scores_are_of_the_text_that_was_tested_on_and_of_paths_only_the_last_names_are_told():
+    of = {"data": ["chats.jsonl", "/home/ada/general.jsonl"], "tested": ["/home/ada/checked.jsonl"]}
+    text = card(**of, summary=facts()["summary"] | {"test_is_validation": True})
+    (index,) = front_matter(text)["model-index"]
+    dataset = {"name": "checked.jsonl, validation documents", "type": "checked.jsonl", "split": "validation"}
+    assert index["results"][0]["dataset"] == dataset
+    assert "/home" not in text and "chats.jsonl, general.jsonl" in text
+    assert "| base model, validation documents, by which the adapter was chosen |" in text
+
+
 @pytest.mark.parametrize(
     "row",
     [
@@ -226,7 +236,7 @@ def test_the_base_is_linked_loaded_and_licensed_as_it_is_known(base, on_the_hub,
 
 def test_the_results_begin_with_what_was_learned_and_lost():
     general = {"n": 30, "asked": 30, "became_wrong": 5, "damaged": True, "lost": ["Who *was* it?"]}
-    answers = {"n": 30, "right": 24, "interval": [0.63, 0.9], "base": {"right": 0}}
+    answers = {"n": 30, "right": 24, "interval": [0.63, 0.9], "base": {"right": 0}, "better": True}
     summary = {**facts()["summary"], "answers": answers, "elsewhere": general | {"right_before": 9, "right_after": 4}}
     validated = [(step, 1.0) for step in (100, 500, 1000)]
     text = card(summary=summary, lower_rate=5e-4, validations=validated)
