@@ -4,7 +4,6 @@ What is there is looked at again where it is used. This needs neither torch nor 
 """
 
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,27 +28,10 @@ def refuse(layers: Layers, writes: bool = True, opens: bool = True) -> None:
         UserError: an unknown preset, a value of the wrong kind or out of its range, a file, a text, a model or a
             checkpoint that is not there, a text that is empty, a run folder that is not empty.
     """
-    _check_ranks()
     is_known = layers.asked_preset != presets.AUTO  # which one that is, takes a look at the machine
     request = (layers if is_known else replace(layers, asked_preset=None)).request()
     if opens:
         check_what_is_there(request, writes and _is_first())
-
-
-_RANKS = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NNODES"),
-)
-"""What torchrun and SLURM set."""
-
-
-def _check_ranks() -> None:
-    """Refuse what says which of several processes this one is, where it is no number."""
-    for name in _RANKS:
-        if not re.fullmatch("[0-9]{1,9}", os.environ.get(name, "0")):
-            raise UserError(
-                f"{name}={os.environ[name]}: must be a whole number, as torchrun and SLURM set it; unset it"
-            )
 
 
 def _is_first() -> bool:

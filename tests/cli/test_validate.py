@@ -162,11 +162,6 @@ def test_general_text_without_a_budget_of_drift_is_refused_and_not_ignored(tmp_p
     assert words.startswith(f"{given[0]} ") and "--max-drift" in words and ("add one" in words) != bool(resumed)
 
 
-def test_a_rank_that_is_no_number_is_named(monkeypatch):
-    monkeypatch.setenv("RANK", "x")
-    assert refused() == "RANK=x: must be a whole number, as torchrun and SLURM set it; unset it"
-
-
 def test_a_refusal_loads_neither_torch_nor_lightning():
     code = (
         "import sys; from granite_scu.cli.main import main; code = main(['train', '--data-dir', 'no/texts']);"
