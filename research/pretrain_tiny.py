@@ -14,9 +14,9 @@ Granite's multipliers different from one:
     dense        Granite's: attention with rotary positions in each layer
     quarter      Granite-4.0-H-1B's layout, a quarter as wide and as deep: 24 M parameters
 
-on the standard library's source (``granite_scu.data.sources.corpora.pretraining_source``; a fifth of the packages is
-held out and only scored), on the documents of ``--text`` (a tenth of them held out), or on both. The defaults make the
-embedded model in about 45 minutes on two CPU cores.
+on the standard library's source (``pretraining_source``; a fifth of the packages is held out and only scored), on
+the documents of ``--text`` (a tenth of them held out), or on both. The defaults make the embedded model in about 45
+minutes on two CPU cores.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from granite_scu.data.sources.corpora import held_out_source, pretraining_source
+from granite_scu.data.sources.corpora import held_out_source, is_held_out, library_source
 from granite_scu.data.sources.documents import Document
 from granite_scu.data.sources.read import load
 from granite_scu.model.mamba2 import mamba
@@ -218,6 +218,11 @@ def build_model(tokenizer: PreTrainedTokenizerFast, architecture: str = "hybrid"
             layer.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
     mamba.install(model)
     return model
+
+
+def pretraining_source() -> list[Document]:
+    """The standard-library source that the embedded model is pretrained on: no held-out package in it."""
+    return [document for package, document in library_source() if not is_held_out(package)]
 
 
 def texts(paths: list[Path], with_source: bool) -> tuple[list[Document], list[Document]]:

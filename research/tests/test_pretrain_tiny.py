@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from granite_scu.config.settings import TINY_MODEL
+from granite_scu.data.sources import corpora
 from granite_scu.model import loading
 from research import pretrain_tiny as pretrain
 
@@ -15,6 +16,15 @@ MULTIPLIERS = ("embedding_multiplier", "logits_scaling", "residual_multiplier", 
 @pytest.fixture
 def tokenizer():
     return loading.load_tokenizer(TINY_MODEL)
+
+
+def test_the_library_is_learned_but_for_the_packages_that_are_held_out():
+    """And shares no document with the docstrings that research trains on."""
+    learned = pretrain.pretraining_source()
+    packages = {document.name.split("/")[0].removesuffix(".py") for document in learned}
+    assert learned and not any(corpora.is_held_out(package) for package in packages)
+    seen = {document.text for document in learned}
+    assert seen.isdisjoint(document.text for document in corpora.package_docs())
 
 
 @pytest.mark.parametrize("architecture", pretrain.ARCHITECTURES)

@@ -6,7 +6,7 @@
 ``package-docs``   the docstrings of numpy, which every installation of this product has: reference prose about
                    arrays with examples, one document a module. It varies with numpy's version.
 
-The other four fifths are the corpus the embedded model was pretrained on (``pretraining_source``).
+The other four fifths are the corpus the embedded model was pretrained on (``research/pretrain_tiny.py``).
 """
 
 import ast
@@ -70,12 +70,7 @@ def docstrings(source: str) -> Iterator[str]:
 
 def held_out_source() -> list[Document]:
     """The standard-library source that the embedded model has never seen."""
-    return [document for package, document in _library_source() if is_held_out(package)]
-
-
-def pretraining_source() -> list[Document]:
-    """The standard-library source that the embedded model is pretrained on: no held-out package in it."""
-    return [document for package, document in _library_source() if not is_held_out(package)]
+    return [document for package, document in library_source() if is_held_out(package)]
 
 
 def is_held_out(package: str) -> bool:
@@ -83,7 +78,7 @@ def is_held_out(package: str) -> bool:
     return hashlib.sha256(package.encode()).digest()[0] % _HELD_OUT_ONE_IN == 0
 
 
-def _library_source() -> Iterator[tuple[str, Document]]:
+def library_source() -> Iterator[tuple[str, Document]]:
     """(top-level package, document) for each module of the running interpreter's library, sorted by path."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
