@@ -20,7 +20,6 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         examples: command lines that the help shows before the flags.
-        full_help: makes the text of ``--help-all``; None where it is that of all flags.
         commonest: the flags that ``--help`` shows; empty for all.
     """
 
@@ -28,7 +27,6 @@ class Parser(argparse.ArgumentParser):
         self,
         *,
         examples: Sequence[str] = (),
-        full_help: Callable[[], str] | None = None,
         commonest: Collection[str] = (),
         **settings: Any,
     ) -> None:
@@ -40,8 +38,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **settings})
         self._negative_number_matcher = re.compile(r"-\.?\d")  # a value too where it has a unit, as -1%
         self._commonest = {"--help", "--help-all", *commonest} if commonest else set()
-        shown = "show every flag" if full_help or commonest else argparse.SUPPRESS
-        self.add_argument("--help-all", action=_Show, text=full_help or self.format_help, help=shown)
+        shown = "show every flag" if commonest else argparse.SUPPRESS
+        self.add_argument("--help-all", action=_Show, text=self.format_help, help=shown)
 
     def print_help(self, file: Any = None) -> None:
         """Print the help. argparse itself says nothing where it cannot be written."""
@@ -51,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         hidden = {action: action.help for action in self._actions if self._commonest.isdisjoint(action.option_strings)}
         named = [action for action in hidden if not action.option_strings]
         words = (f"[{action.metavar} ...]" if action.nargs == "*" else str(action.metavar) for action in named)
-        usage, self.usage = self.usage, " ".join(("%(prog)s", *words, "[flags]"))
+        usage, self.usage = self.usage, self.usage or " ".join(("%(prog)s", *words, "[flags]"))
         try:
             for action in hidden.keys() - set(named):
                 action.help = argparse.SUPPRESS

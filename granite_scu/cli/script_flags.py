@@ -11,7 +11,6 @@ import logging
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, get_args
 
 from granite_scu.cli import config_layers
@@ -45,6 +44,10 @@ _ALIKE = 0.75
 LAYERS = ("test_run", "hardware", "config", "max_length", "bf16", "fp16")
 """What stands for more than one setting, or is another flag's short form."""
 
+ALWAYS_SHOWN = ("--test-run", "--hardware", "--config", "--dry-run", "--check-requirements", "--json",
+                "--print-config", "--debug")  # fmt: skip
+"""What every help shows of what is no setting."""
+
 OF_A_RUN = {"control.controller", "control.actuator", "control.measure"}
 """Keys that the file of a run has, which has all, and hardly one that somebody wrote."""
 
@@ -53,7 +56,6 @@ def build_parser(
     name: str = "granite-scu train",
     about: str = "",
     examples: Sequence[str] = (),
-    everything: bool = False,
     commonest: Collection[str] = COMMONEST,
     dotted: bool = False,
 ) -> Parser:
@@ -63,31 +65,29 @@ def build_parser(
         name: of the command.
         about: what it does.
         examples: of its use, shown first.
-        everything: whether the help shows everything, or the commonest alone.
-        commonest: flags.
+        commonest: the flags that the help shows, besides those that stand for several settings or ask something.
         dotted: whether the help shows dotted keys, or flags; then groups can be given whole.
     """
-    in_full = partial(build_parser, name, about, examples, True, commonest, dotted)
+    keys = [f"--{key}" for key, flag in NAMES.items() if flag in commonest]
     parser = Parser(
         prog=name,
         usage="%(prog)s --config YAML [--group.key value]" if dotted else "%(prog)s [flags] [--dotted.key value]",
         description=about,
         examples=examples,
-        full_help=None if everything else lambda: in_full().format_help(),
+        commonest=(*(keys if dotted else commonest), *ALWAYS_SHOWN),
         argument_default=argparse.SUPPRESS,
     )
     _add_first(parser, dotted)
     for title, section in SECTIONS.items():
         group = parser.add_argument_group(title)
         for flag in section:
-            is_shown = not dotted and (everything or flag.name in commonest)
-            shown = {} if is_shown else {"help": argparse.SUPPRESS}
+            shown = {"help": argparse.SUPPRESS} if dotted else {}
             group.add_argument(flag.name, dest=flag.key, **argument(flag) | shown)
             if switches(flag.key):
                 off = f"--no-{flag.name.removeprefix('--')}"
                 group.add_argument(off, dest=flag.key, action="store_const", const="off", help=argparse.SUPPRESS)
-    _add_dotted(parser, everything, commonest if dotted else ())
-    _add_special(parser, everything, dotted)
+    _add_dotted(parser, dotted)
+    _add_special(parser, dotted)
     return parser
 
 
@@ -133,30 +133,24 @@ def _add_first(parser: Parser, dotted: bool) -> None:
                         "comes along, such as qlora; several are layered")  # fmt: skip
 
 
-def _add_dotted(parser: Parser, everything: bool, commonest: Collection[str]) -> None:
+def _add_dotted(parser: Parser, shown: bool) -> None:
     """Every setting by its dotted key."""
     for group, keys in itertools.groupby([SEED, *HINTS], lambda key: key.partition(".")[0]):
         section = parser.add_argument_group(group)
         for key in keys:
-            flag = NAMES.get(key)
-            meaning = {"help": argparse.SUPPRESS, "metavar": "VALUE"}
-            if commonest and (everything or flag in commonest):
-                meaning["help"] = MEANINGS.get(key, "seed of everything random").replace("%", "%%")
-            section.add_argument(f"--{key.replace(SEED, SEED.replace('_', '-'))}", dest=f"--{key}", **meaning)
+            meaning = MEANINGS.get(key, "seed of everything random").replace("%", "%%") if shown else argparse.SUPPRESS
+            name = f"--{key.replace(SEED, SEED.replace('_', '-'))}"
+            section.add_argument(name, dest=f"--{key}", help=meaning, metavar="VALUE")
 
 
-def _add_special(parser: Parser, everything: bool, dotted: bool) -> None:
+def _add_special(parser: Parser, dotted: bool) -> None:
     """Short forms, and what is asked instead of a run."""
-
-    def shown(text: str) -> str:
-        return text if everything else argparse.SUPPRESS
-
     short = parser.add_argument_group("short forms")
     asking = parser.add_argument_group("questions instead of a run")
     if not dotted:
-        short.add_argument("--max-length", type=int, metavar="INT", help=shown("the same as --block-size"))
-        short.add_argument("--bf16", action="store_true", help=shown("the same as --precision bf16"))
-        short.add_argument("--fp16", action="store_true", help=shown("the same as --precision fp16"))
+        short.add_argument("--max-length", type=int, metavar="INT", help="the same as --block-size")
+        short.add_argument("--bf16", action="store_true", help="the same as --precision bf16")
+        short.add_argument("--fp16", action="store_true", help="the same as --precision fp16")
         asking.add_argument("--dry-run", action="store_true", help="the same as granite-scu plan")
         asking.add_argument("--check-requirements", action="store_true", help="the same as granite-scu check: exit 0 "
                             "when the run can start, 1 when not")  # fmt: skip

@@ -138,7 +138,7 @@ def value_of(request, key: str):
 
 def shown_defaults() -> dict[str, str]:
     """What --help says is the default of each flag."""
-    entries = re.split(r"\n  (?=--)|\n\n", script_flags.build_parser(everything=True).format_help())
+    entries = re.split(r"\n  (?=--)|\n\n", script_flags.build_parser().format_help())
     lines = (re.sub(r"(\w)- ", r"\1-", " ".join(entry.split())) for entry in entries)  # broken after a hyphen
     found = (re.fullmatch(r"(--[\w-]+).* \(default: (.*)\)", line) for line in lines)
     return {match[1]: match[2] for match in found if match}
