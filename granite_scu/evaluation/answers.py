@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
@@ -379,12 +380,9 @@ def continuations(
     Returns:
         The new tokens; where one of ``ends`` is among them, it is the last.
     """
-    time_of_prompt = max(map(len, prompts))
-    ids = torch.full((len(prompts), time_of_prompt), padding)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, time_of_prompt - len(prompt) :] = torch.tensor(prompt)
-        mask[row, time_of_prompt - len(prompt) :] = 1
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    ids = pad_sequence(rows, batch_first=True, padding_value=padding, padding_side="left")
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
     # The last states are a slice of all: PyTorch would copy the head's weights for each row that it multiplies by them.
     head = model.get_output_embeddings()
     hook = head.register_forward_pre_hook(lambda _, given: (given[0].contiguous(), *given[1:]))
@@ -399,7 +397,7 @@ def continuations(
             logits_processor=LogitsProcessorList([noise] if noise else []),
             **PLAIN,
             **{"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 50},
-        )[:, time_of_prompt:].tolist()
+        )[:, ids.shape[1] :].tolist()
     finally:
         hook.remove()
     stops = (next((at + 1 for at, token in enumerate(row) if token in ends), len(row)) for row in found)

@@ -26,9 +26,8 @@ from granite_scu.data.sources.documents import Conversation
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.evaluation import statistics
 from granite_scu.evaluation.answer_score import SMALL_WORDS, has_phrase, without_thoughts, words_of
-from granite_scu.evaluation.answers import BATCH, Question, batches_of, padding_for, questions_of, text_of, written
+from granite_scu.evaluation.answers import BATCH, Question, padding_for, questions_of, text_of, written
 from granite_scu.evaluation.general_text import Document, batches
-from granite_scu.evaluation.score import padded_length
 from granite_scu.model.adapters import Switch
 from granite_scu.model.description_length import bits
 from granite_scu.model.drift import Drift
@@ -245,15 +244,8 @@ def nats_of_answers(model: PreTrainedModel, questions: Sequence[Question], paddi
         padding: token id.
     """
     found = []
-    for batch in batches_of(questions):
-        rows = [(*question.tokens, *question.answer) for question in batch]
-        shape = len(rows), padded_length(max(map(len, rows)))
-        inputs, labels = torch.full(shape, padding), torch.full(shape, IGNORED)
-        for number, (question, row) in enumerate(zip(batch, rows, strict=True)):
-            inputs[number, : len(row)] = torch.tensor(row)
-            learned = slice(len(question.tokens) - 1, len(row) - 1)
-            labels[number, learned] = torch.tensor(question.answer)
-        nats = token_nats(model, inputs.to(model.device), labels.to(model.device))
+    for batch in batches([_document(each, each.answer) for each in questions], READ_AT_ONCE, padding):
+        nats = token_nats(model, batch["input_ids"].to(model.device), batch["labels"].to(model.device))
         found += nats.double().sum(1).tolist()
     return np.array(found)
 
