@@ -9,7 +9,7 @@ from granite_scu.cli.console import make_console, print_facts
 from granite_scu.config.settings import SHORT_PRECISIONS
 from granite_scu.hardware import presets
 
-EXAMPLES = ("", "--gpu", "--command", "--json")
+EXAMPLES = ("", "--gpu", "--json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--gpu", action="store_true", help="only whether there is a GPU that PyTorch can use; exit code "
                        "1 where there is none")  # fmt: skip
-    asked.add_argument("--command", action="store_true", help="only the command that trains on this machine")
     asked.add_argument("--json", action="store_true", help="everything, as JSON")
 
 
@@ -25,9 +24,6 @@ def run(options: argparse.Namespace) -> int:
     """Print what is asked for; returns the exit code."""
     if options.gpu:
         return _say_gpu()
-    if options.command:
-        print(_command(get_recommended_config()))
-        return 0
     if options.json:
         from granite_scu.hardware.advice import detect_gpu_info  # late: torch takes seconds
 
