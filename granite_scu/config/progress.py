@@ -5,10 +5,11 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import track
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from granite_scu.config.untrusted_input import printable
 from granite_scu.control.units import duration
@@ -111,9 +112,38 @@ class Heartbeat:
         return f"about {duration(seconds + besides)} left"
 
 
+@contextmanager
+def advancing(phase: str, total: float, console: Console) -> Iterator[Callable[[float], None]]:
+    """Gives what is told how much more is done of a phase: a bar on a terminal, or a line of a notebook; elsewhere, and
+    in the log file, a line each minute.
+
+    Args:
+        phase: its name.
+        total: how much there is to do.
+        console: where the bar goes.
+    """
+    heartbeat, done = Heartbeat(total), 0.0
+    line = NotebookLine() if in_notebook() and not console.quiet else None
+    live = {LIVE: console.is_terminal or line is not None}
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(phase, total=total)
+
+        def advance(more: float) -> None:
+            nonlocal done
+            done += more
+            progress.update(task, completed=done)
+            if line:
+                line.show(f"{phase}: {done / total:.0%}  {heartbeat.left(done)}", at_once=done >= total)
+            if heartbeat.is_due():
+                heartbeat.beat()
+                log.info("%s: %.0f %%  %s", phase, 100 * done / total, heartbeat.left(done), extra=live)
+
+        yield advance
+
+
 def tracked(items: Collection[Item], phase: str, console: Console, announced: bool = True) -> Iterator[Item]:
-    """The items, with a bar on a terminal or a line of a notebook; elsewhere, and in the log file, the phase's name and
-    a line each minute.
+    """The items, with what ``advancing`` shows of them.
 
     Args:
         items: what is worked through.
@@ -121,15 +151,9 @@ def tracked(items: Collection[Item], phase: str, console: Console, announced: bo
         console: where the bar goes.
         announced: whether a line has the phase's name as it begins.
     """
-    live, heartbeat = {LIVE: True}, Heartbeat(len(items))
     if announced:
-        log.info("%s", phase, extra=live)
-    shown = track(items, phase, console=console, transient=True) if console.is_terminal else items
-    line = NotebookLine() if in_notebook() and not console.quiet else None
-    for done, item in enumerate(shown, start=1):
-        yield item
-        if line:
-            line.show(f"{phase}: {done}/{len(items)}  {heartbeat.left(done)}", at_once=done == len(items))
-        if heartbeat.is_due():
-            heartbeat.beat()
-            log.info("%s: %d/%d  %s", phase, done, len(items), heartbeat.left(done), extra=live)
+        log.info("%s", phase, extra={LIVE: True})
+    with advancing(phase, len(items), console) as advance:
+        for item in items:
+            yield item
+            advance(1)

@@ -1,6 +1,19 @@
 """A line now and then says how far a phase is."""
 
-from granite_scu.config.progress import Heartbeat
+import io
+import logging
+
+from rich.console import Console
+
+from granite_scu.config.progress import Heartbeat, advancing
+
+
+def test_without_a_terminal_a_line_says_how_far_a_phase_is(monkeypatch, caplog):
+    monkeypatch.setattr(Heartbeat, "is_due", lambda self: True)
+    with caplog.at_level(logging.INFO), advancing("counting", 4, Console(file=io.StringIO())) as advance:
+        advance(1)
+        advance(2)
+    assert [message.partition("  ")[0] for message in caplog.messages] == ["counting: 25 %", "counting: 75 %"]
 
 
 def test_a_line_is_due_once_in_a_while_and_says_what_is_left():

@@ -5,7 +5,6 @@ bytes, so that a token's bytes are known from its id alone; plain texts then tak
 cores and without offsets, while the next ones are read.
 """
 
-import logging
 import struct
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,12 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.progress import Heartbeat
+from granite_scu.config.progress import advancing
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.data.sources.read import named_by
@@ -30,8 +28,6 @@ from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.pieces import LONGEST_CHAT, Piece, groups_of, pieces_of
 from granite_scu.data.tokens.special_tokens import Places, ReadAs, SpecialTokens
 from granite_scu.data.tokens.stream import ARRAYS, OF_TOKENS, Corpus, StoredArray, in_pieces, joined
-
-_log = logging.getLogger(__name__)
 
 CHUNK = 50_000
 """Characters from which a long text is cut, so that every core has some of it: the library takes one for each text."""
@@ -72,20 +68,14 @@ def encode(
 
 
 def with_progress_bar(parts: Iterator[Corpus], size: int) -> Iterator[Corpus]:
-    """The parts as they come, with a bar on stderr where their text has many bytes; a line each minute in its place
-    where stderr is no terminal."""
-    columns = (TextColumn("tokenising"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console, heartbeat, done = Console(stderr=True), Heartbeat(size), 0
-    hidden = size < LONG or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("tokenising", total=size)
+    """The parts as they come; where their text has many bytes, how far they are is shown, to stderr."""
+    if size < LONG:
+        yield from parts
+        return
+    with advancing("tokenising", size, Console(stderr=True)) as advance:
         for part in parts:
             yield part
-            done += int(part.widths.sum(dtype=int))
-            progress.update(task, completed=done)
-            if hidden and size and heartbeat.is_due():
-                heartbeat.beat()
-                _log.info("tokenising: %.0f of %.0f MB  %s", done / 1e6, size / 1e6, heartbeat.left(done))
+            advance(int(part.widths.sum(dtype=int)))
 
 
 def encoded(

@@ -3,7 +3,7 @@
 import logging
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import PRECISIONS
-from granite_scu.config.progress import Heartbeat
+from granite_scu.config.progress import advancing
 from granite_scu.config.settings import BaseConfig, DataConfig, RunConfig, TrainerConfig
 from granite_scu.evaluation.bpt import results, texts
 from granite_scu.evaluation.bpt.answering import AnswerScoring, DriftScoring
@@ -128,20 +127,6 @@ def _own_figures(subjects: Sequence[Subject], runs: Sequence[Path]) -> dict[str,
     return {"name": runs[0].name, **scores, "block_size": texts.data_config(runs[0]).block_size}
 
 
-def _told(phase: str, total: int, console: Console) -> Callable[[float], None]:
-    """Takes what was done since the last call, in tokens, and says each minute how far the phase is."""
-    heartbeat, done = Heartbeat(total), 0.0
-
-    def advance(tokens: float) -> None:
-        nonlocal done
-        done += tokens
-        if heartbeat.is_due():
-            heartbeat.beat()
-            console.print(f"{phase}: {done / total:.0%}  {heartbeat.left(done)}", highlight=False, markup=False)
-
-    return advance
-
-
 def _texts(
     data_dir: str | None, forgetting: str | None, how: tuple[str, str, str], runs: Sequence[Path]
 ) -> list[texts.Texts]:
@@ -225,23 +210,19 @@ def _score(
     if dtype != torch.float32:
         leave_casting_to_autocast(loaded)
     autocast = partial(loading.autocast, device, here.precision)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     seconds = 0.0
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        for corpus in corpora:
-            phase = f"scoring {', '.join(names)} on {corpus.name}"
-            task = progress.add_task(phase, total=corpus.n_tokens)
-            advance = partial(progress.advance, task) if console.is_terminal else _told(phase, corpus.n_tokens, console)
+    for corpus in corpora:
+        with advancing(f"scoring {', '.join(names)} on {corpus.name}", corpus.n_tokens, console) as advance:
             started = time.perf_counter()
             nats = score_windows(loaded, switches, corpus, batch_size, autocast=autocast, advance=advance)
             seconds += time.perf_counter() - started
-            corpus.nats.update(zip(names, nats, strict=True))
-            for row, window in np.argwhere(~np.isfinite(nats)):
-                raise UserError(
-                    f"{names[row]}: scores {nats[row, window]} on "
-                    f"{corpus.documents[corpus.windows[window].document]}; its weights are not finite, or too large "
-                    "for the precision (try --precision fp32)"
-                )
+        corpus.nats.update(zip(names, nats, strict=True))
+        for row, window in np.argwhere(~np.isfinite(nats)):
+            raise UserError(
+                f"{names[row]}: scores {nats[row, window]} on "
+                f"{corpus.documents[corpus.windows[window].document]}; its weights are not finite, or too large "
+                "for the precision (try --precision fp32)"
+            )
     by_name = dict(zip(names, switches, strict=True))
     try:
         said.ask(loaded, by_name, autocast, console)
