@@ -17,6 +17,8 @@ from granite_scu.hardware.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "research" / "evidence"
+LINKED = ("protocol.md", "bases/README.md", "real/protocol.md", "real/findings.md")
+"""What pages link to."""
 
 RUN_FOLDER = """# Run folder
 
@@ -60,8 +62,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted(EVIDENCE.glob("*/comparison.md")):
         text = f"# The comparison `{path.parent.name}`\n\n{path.read_text(encoding='utf-8')}"
         files.append(File.generated(config, f"research/evidence/{path.parent.name}/comparison.md", content=text))
-    protocol = (EVIDENCE / "protocol.md").read_text(encoding="utf-8").replace("](../../docs/", "](../../")
-    files.append(File.generated(config, "research/evidence/protocol.md", content=protocol))
+    for name in LINKED:
+        path = EVIDENCE / name
+        text = re.sub(r"\]\(((?:\.\./)+)docs/", r"](\1", path.read_text(encoding="utf-8"))
+        files.append(File.generated(config, str(path.relative_to(ROOT)), content=text))
     for path in sorted(EVIDENCE.glob("*/*.png")):
         files.append(File.generated(config, str(path.relative_to(ROOT)), abs_src_path=str(path)))
     for file in files:
