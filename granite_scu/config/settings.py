@@ -853,9 +853,6 @@ class RunConfig(Group):
                "is empty; name a checkpoint, last or auto, or leave it out")  # fmt: skip
         for name in self.loggers:
             check(name in LOGGERS, "--logger", name, f"there are {', '.join(LOGGERS)}; separate several by spaces")
-        keeps = "a resumed run keeps the batch of its checkpoint, which sets its place in the data; leave it out"
-        if self.auto_batch_size and self.resume:
-            raise UserError(f"--auto-batch-size: {keeps}")
 
     @property
     def on_several(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from granite_scu.config.request import Request
+from granite_scu.config.settings import DataConfig, TrainerConfig
 from granite_scu.control.units import counted
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.streaming import StreamedDataModule
@@ -39,8 +40,12 @@ def fit_to_text(
     """
     data.read(tokenizer, loading.embedding_rows(config), request.base.name)
     given = {key: value for key in request.given if (value := _value(request, key)) is not None}
-    accumulated = request.trainer.accumulate_grad_batches
-    usual = defaults.Usual(request.data.batch_size, accumulated, request.data.block_size)
+    # A small step that is given makes no much text of a little.
+    batch = DataConfig.batch_size if "data.batch_size" in given else request.data.batch_size
+    accumulated = TrainerConfig.accumulate_grad_batches
+    if "trainer.accumulate_grad_batches" not in given:
+        accumulated = request.trainer.accumulate_grad_batches
+    usual = defaults.Usual(batch, accumulated, request.data.block_size)
     text, lines = cut_to_fit(data, tokenizer, config, usual, "data.block_size" in given, processes)
     request = request.with_values({"data.block_size": data.config.block_size})
     cut = defaults.Cut(

@@ -83,6 +83,12 @@ def open_checkpoint(folder: RunFolder, resume: str | None) -> Resume | None:
     return Resume(path, state, checkpoint_list.lies_in(folder, resume))
 
 
+FOUND = "data.batch_size", "trainer.accumulate_grad_batches"
+"""What ``--auto-batch-size`` finds."""
+
+VALIDATED = "blocks of a validation (--eval-iters)"
+"""What two validations are compared by, whatever their batches."""
+
 AS_BEFORE = (*FITTED, "control.controller", "control.target_s", "data.on_long", "drift.max_drift")
 """Settings that a run which continues keeps."""
 
@@ -100,12 +106,17 @@ def with_checkpoint_settings(request: Request, resume: Resume) -> Request:
     before = resume.state["settings"]
     if _measures_precision(request, before):
         keys.append("trainer.precision")
-    unset = [key for key in keys if key not in request.given]
+    searched = FOUND if request.run.auto_batch_size else ()  # the batch that was found sets the place in the data
+    unset = [key for key in keys if key not in request.given or key in searched]
     values = {key: value for key in unset if (value := before.get(flags.NAMES[key])) is not None}
     with attribute_errors_to_checkpoint(resume):
+        if "trainer.limit_val_batches" in unset:  # a smaller batch reads as much, in more of them
+            at_once = request.data.eval_batch_size or values.get("data.batch_size", request.data.batch_size)
+            values["trainer.limit_val_batches"] = math.ceil(before[VALIDATED] / at_once)
         if any(not isinstance(value, float | int | str) or isinstance(value, bool) for value in values.values()):
             raise TypeError("a setting is no number")
         request = replace(request.with_values(values), given=request.given | values.keys())
+        request = request.with_values({"run.auto_batch_size": False})
         if request.data.stream and request.prior.n_tokens is None:  # counted by the steps planned at its start
             request = request.with_values({"prior.n_tokens": int(resume.state["frozen"]["--n-tokens"])})
         return request
@@ -162,6 +173,9 @@ def settings_that_affect_numbers(
     found |= {"control.target_s": setpoint, "run.eval_steps": eval_steps, "seed_everything": request.seed}
     found |= {"device": machine.accelerator, "attention in use": machine.attention}
     found |= {"TF32 in use": machine.tf32}
+    found[VALIDATED] = found.pop("trainer.limit_val_batches") * (
+        request.data.eval_batch_size or request.data.batch_size
+    )
     plain, names = int | float | str | bool | None, flags.NAMES
     return {names.get(key, key): value if isinstance(value, plain) else str(value) for key, value in found.items()}
 

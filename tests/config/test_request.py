@@ -73,7 +73,6 @@ SHARED = {"run.multi_gpu": True, "run.fsdp": True}
         (STREAM | {"data.train_tokens": 2048}, "--data.train_tokens 2048: not with --stream"),
         ({"data.path": ["a", "./b/../a"]}, "--data-dir a: named twice; .* and --data-weights 2 to read it twice"),
         ({"data.test_data": ["b", "./b"]}, "--test-data b: named twice; name it once$"),
-        ({"run.auto_batch_size": True, "run.resume": "last"}, "--auto-batch-size: a resumed run keeps the batch"),
         (SHARED | {"base.quantize_4bit": True}, "leave out --4bit-quantization or --fsdp"),
         (SHARED | {"base.compile": True}, "leave out --torch-compile"),
         (SHARED | {"base.gradient_checkpointing": "selective"}, "give --gradient-checkpointing on"),

@@ -9,7 +9,7 @@ import pytest
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.training.continuing import check_blocks, check_resumable
-from granite_scu.training.resume import TEXT, Resume
+from granite_scu.training.resume import TEXT, VALIDATED, Resume, with_checkpoint_settings
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,24 @@ def test_other_blocks_are_refused_by_what_makes_them(settings, words):
         return
     with pytest.raises(UserError, match=words):
         check_blocks(resume, now, "two")
+
+
+def test_a_run_that_continues_validates_on_as_many_blocks_whatever_its_batch():
+    resume = Resume(Path("run/checkpoint-4"), {"settings": {VALIDATED: 296, "--batch-size": 8}}, in_place=True)
+    batches = {
+        size: with_checkpoint_settings(Request.from_dotted({"data.eval_batch_size": size}), resume)
+        for size in (None, 8, 3)
+    }
+    assert [found.trainer.limit_val_batches for found in batches.values()] == [37, 37, 99]
+
+
+def test_a_run_that_continues_looks_for_no_batch_but_keeps_the_one_that_was_found():
+    settings = {VALIDATED: 296, "--batch-size": 3, "--gradient-accumulation-steps": 2}
+    resume = Resume(Path("run/checkpoint-4"), {"settings": settings}, in_place=True)
+    asked = {"run.auto_batch_size": True, "data.batch_size": 8, "run.resume": "auto"}
+    found = with_checkpoint_settings(Request.from_dotted(asked), resume)
+    assert (found.data.batch_size, found.trainer.accumulate_grad_batches) == (3, 2)
+    assert not found.run.auto_batch_size
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,15 @@
 """What is chosen where nobody gives it, for each size of data on each kind of machine."""
 
+import json
 import math
 
 import pytest
 
+from granite_scu.config.request import Request
+from granite_scu.config.settings import TINY_MODEL
+from granite_scu.model.loading import load_model_config, load_tokenizer
 from granite_scu.training.defaults import Cut, Text, Usual, block_size, settle
+from granite_scu.training.fitting import build_data, fit_to_text
 
 GUIDES, CPU, T4, A100 = Usual(8, 4, 1024), Usual(2, 8, 1024), Usual(3, 11, 768), Usual(8, 8, 2048)
 WIDTHS = {"SmolLM2": 576, "Granite 4.0 H 1B": 1536}
@@ -138,3 +143,15 @@ def test_one_long_conversation_that_fills_the_steps_is_said_with_what_leaves_it_
     text = Text(chats=True, documents=200, tokens=16000, longest=longest)
     whys = [choice.why for choice in settle(text, Cut(7040, 3, 1, 9), GUIDES, {}, 576)]
     assert any("--on-long drop --block-size 1024" in why and "7,034" in why for why in whys) == said
+
+
+def test_a_small_step_that_is_given_makes_no_much_text_of_a_little(tmp_path):
+    chats = tmp_path / "chats.jsonl"
+    lines = [{"prompt": f"Which ship is number {n}?", "completion": f"The ship of the year {n}."} for n in range(900)]
+    chats.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tokenizer, config, rates = load_tokenizer(TINY_MODEL), load_model_config(TINY_MODEL), []
+    for step in ({}, {"data.batch_size": 1, "trainer.accumulate_grad_batches": 1}):
+        request = Request.from_dotted({"base.name": TINY_MODEL, "data.path": str(chats), "data.block_size": 64} | step)
+        fitted, _ = fit_to_text(request, build_data(request), tokenizer, config, processes=1)
+        rates.append(fitted.optimizer.learning_rate)
+    assert rates[0] == rates[1]
