@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from granite_scu.cli.console import make_console, print_facts
+from granite_scu.config.launcher import launched_processes
 from granite_scu.config.settings import SHORT_PRECISIONS
 from granite_scu.hardware import presets
 
@@ -81,7 +82,7 @@ def get_recommended_config() -> dict[str, Any]:
     """
     from granite_scu.cli.config_layers import Layers  # late, as the next ones: torch and transformers take seconds
     from granite_scu.hardware.detection import GIB, detect
-    from granite_scu.hardware.machine import launched_processes, resolve_request
+    from granite_scu.hardware.machine import resolve_request
     from granite_scu.training import memory_budget
 
     preset = presets.choose(detect())

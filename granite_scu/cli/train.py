@@ -18,6 +18,7 @@ from granite_scu.cli.robust_stdout import robust_stdout
 from granite_scu.cli.summary import print_summary
 from granite_scu.config import settings as config
 from granite_scu.config.errors import UserError
+from granite_scu.config.launcher import launched_processes
 from granite_scu.config.progress import say
 from granite_scu.config.request import Request, add_settings, nested
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
@@ -26,7 +27,7 @@ from granite_scu.evaluation.bpt.texts import documents_of
 from granite_scu.evaluation.score import score_split
 from granite_scu.export.present import write_report_on_exit
 from granite_scu.hardware import presets
-from granite_scu.hardware.machine import launched_processes, resolve_request
+from granite_scu.hardware.machine import resolve_request
 from granite_scu.model.loading import load_tokenizer
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.run_folder import RunFolder

@@ -3,12 +3,11 @@
 What is there is looked at again where it is used. This needs neither torch nor Lightning, which take seconds to import.
 """
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 from granite_scu.cli.config_layers import Layers
-from granite_scu.config import settings
+from granite_scu.config import launcher, settings
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.hardware import presets
@@ -30,14 +29,8 @@ def refuse(layers: Layers, writes: bool = True, opens: bool = True) -> None:
     """
     is_known = layers.asked_preset != presets.AUTO  # which one that is, takes a look at the machine
     request = (layers if is_known else replace(layers, asked_preset=None)).request()
-    if opens:
-        check_what_is_there(request, writes and _is_first())
-
-
-def _is_first() -> bool:
-    """Whether this process writes the run folder: another one may start when the first has begun to."""
-    ranks = (os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ)
-    return next(ranks, "0") == "0"
+    if opens:  # the first process alone writes, and another may start when it has begun to
+        check_what_is_there(request, writes and launcher.rank() == 0)
 
 
 def check_what_is_there(request: Request, writes: bool) -> None:

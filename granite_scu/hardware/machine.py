@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 
+from granite_scu.config import launcher
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.config.settings import SHORT_PRECISIONS, BaseConfig, RunConfig, TrainerConfig
@@ -66,7 +67,7 @@ class Machine:
         """The device of this process: a model is loaded onto it, and not onto the first GPU by every process."""
         if self.accelerator == "cpu":
             return torch.device("cpu")
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0))))
+        return torch.device("cuda", launcher.local_rank())
 
     def memory_limit(self, memory_fraction: float | None) -> float:
         """Bytes that a process may take: that share of its GPU's memory, or of what a CPU's has free as much as each
@@ -149,7 +150,7 @@ def gpus_of(asked: int | None, device: Device) -> int:
             f"--gpus {asked}: there is no GPU; leave it out, or name the card to plan for: granite-scu plan --hardware "
             f"gpu_a100_80 --gpus {asked}"
         )
-    launched = launched_processes()
+    launched = launcher.launched_processes()
     if asked is not None and launched and launched[0] != asked:
         raise UserError(f"--gpus {asked}: {launched[0]} processes were started on this machine; give --multi-gpu alone")
     if asked is not None and asked > device.count:
@@ -162,7 +163,7 @@ def gpus_of(asked: int | None, device: Device) -> int:
 
 def processes_for(multi_gpu: bool, kind: str, gpus: int) -> tuple[int, int]:
     """Processes on this node, and nodes. Raises UserError where a launcher and ``--multi-gpu`` disagree."""
-    launched = launched_processes()
+    launched = launcher.launched_processes()
     _check_rank(multi_gpu, launched)
     if not multi_gpu:
         if launched and launched != (1, 1):
@@ -186,12 +187,12 @@ def _check_rank(multi_gpu: bool, launched: tuple[int, int] | None) -> None:
     Lightning takes a process with a rank above 0 for one that writes nothing, and with ``--multi-gpu`` one with
     LOCAL_RANK for a process that another has started: it waits for that one.
     """
-    ranks = {name: int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ}
+    ranks = launcher.ranks()
     if multi_gpu and launched is None:
         wrong = "LOCAL_RANK" in ranks and "WORLD_SIZE" not in os.environ  # Lightning's own processes have both
     else:
         nodes, devices = launched or (1, 1)
-        wrong = next(iter(ranks.values()), 0) >= nodes * devices
+        wrong = launcher.rank() >= nodes * devices
     if wrong:
         told = " ".join(f"{name}={rank}" for name, rank in ranks.items())
         raise UserError(
@@ -217,18 +218,6 @@ def _check_graphs(mode: str, accumulated: int, device: Device) -> None:
             "--compile-mode reduce-overhead: its CUDA graphs cannot accumulate gradients; add "
             "--gradient-accumulation-steps 1, or leave it out"
         )
-
-
-def launched_processes() -> tuple[int, int] | None:
-    """(processes on a node, nodes) that torchrun or SLURM started; None when this process stands alone."""
-    env = os.environ
-    if "LOCAL_WORLD_SIZE" in env and "WORLD_SIZE" in env:
-        local = int(env["LOCAL_WORLD_SIZE"])
-        return local, int(env["WORLD_SIZE"]) // local
-    if int(env.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in env:
-        nodes = int(env.get("SLURM_NNODES", 1))
-        return int(env["SLURM_NTASKS"]) // nodes, nodes
-    return None
 
 
 def compiles(device: Device, here: bool = True) -> bool:

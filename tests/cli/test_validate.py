@@ -118,6 +118,9 @@ def test_a_run_folder_that_is_not_empty_is_refused_where_a_run_would_be_written(
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert "is not empty" in refused(*folder)
     monkeypatch.delenv("RANK")
+    monkeypatch.setenv("LOCAL_RANK", "1")  # of Lightning's own, in a job's script
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    validate.refuse(given)
     validate.refuse(given, opens=False)
 
 

@@ -1,0 +1,48 @@
+"""Which of how many processes this one is, as its environment says: a launcher's, or Lightning's. It needs no torch."""
+
+import os
+from typing import Literal
+
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+"""Where a process's rank stands: torchrun's, Lightning's and SLURM's. The first that is set counts, as for Lightning:
+in a job's script SLURM_PROCID is 0 for each process that Lightning starts."""
+
+
+def ranks() -> dict[str, int]:
+    """Those of ``RANKS`` that are set, in their order."""
+    return {name: int(os.environ[name]) for name in RANKS if name in os.environ}
+
+
+def rank() -> int:
+    """The rank of this process among all; 0 where none is set."""
+    return next(iter(ranks().values()), 0)
+
+
+def local_rank() -> int:
+    """The rank of this process on its machine, and the number of its GPU."""
+    return int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
+
+
+def launcher() -> Literal["torchrun", "slurm"] | None:
+    """What started this process as one of several; None where it stands alone, or Lightning started it.
+
+    A task of SLURM's that is the only one stands alone, as does the shell of an interactive job.
+    """
+    if "LOCAL_WORLD_SIZE" in os.environ and "WORLD_SIZE" in os.environ:
+        return "torchrun"
+    is_shell = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    is_task = int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in os.environ
+    return "slurm" if is_task and not is_shell else None
+
+
+def launched_processes() -> tuple[int, int] | None:
+    """(processes on a node, nodes) that the launcher started; None where there is none."""
+    env = os.environ
+    match launcher():
+        case "torchrun":
+            local = int(env["LOCAL_WORLD_SIZE"])
+            return local, int(env["WORLD_SIZE"]) // local
+        case "slurm":
+            nodes = int(env.get("SLURM_NNODES", 1))
+            return int(env["SLURM_NTASKS"]) // nodes, nodes
+    return None
