@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from granite_scu.config import launcher
 from granite_scu.config.errors import INTERRUPTED, RunFailed, Stopped, UserError
 from granite_scu.config.settings import TrainerConfig
 from granite_scu.data.workers import errors_in_one_line
@@ -29,6 +31,8 @@ LOST_AFTER = timedelta(minutes=10)
 """What a process waits for the others before it takes them for lost. None does anything alone for that long, but that
 the first may let the base model write: ``general_text.WRITTEN_WITHIN``."""
 
+ENVIRONMENTS = {"torchrun": TorchElasticEnvironment, "slurm": SLURMEnvironment, None: LightningEnvironment}
+"""Where Lightning learns its place among the processes. It would take a single task of SLURM's for the whole world."""
 
 GIVEN = {"logger": Logger, "callbacks": L.Callback}
 """What the user may give the Trainer beside ours, and of which kind each of them is."""
@@ -145,7 +149,7 @@ def build_trainer(
         "gradient_clip_val": None,  # the module clips, after the penalty
         "callbacks": [*callbacks, *given["callbacks"]],
         "logger": [*loggers, *given["logger"]],
-        "plugins": [plugin],
+        "plugins": [plugin, ENVIRONMENTS[launcher.launcher()]()],
     }
     if eval_steps is None:
         settings["limit_val_batches"] = 0

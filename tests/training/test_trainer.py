@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TrainerConfig
 from granite_scu.model.drift import loss_in_budget
-from granite_scu.training.trainer import OwnPatience, _cudnn_benchmark, given_objects
+from granite_scu.training.trainer import OwnPatience, _cudnn_benchmark, build_trainer, given_objects
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,16 @@ from granite_scu.training.trainer import OwnPatience, _cudnn_benchmark, given_ob
 )
 def test_cudnn_searches_for_the_fastest_convolution_on_a_gpu(accelerator, asked, deterministic, searches):
     assert _cudnn_benchmark(TrainerConfig(benchmark=asked, deterministic=deterministic), accelerator) is searches
+
+
+def test_a_single_task_of_slurms_starts_the_others_itself(monkeypatch):
+    task = {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_JOB_NAME": "me"}
+    for name, value in task.items():
+        monkeypatch.setenv(name, value)
+    two = SimpleNamespace(sharded=False, world_size=2, accelerator="cpu", devices=2, nodes=1, precision="32-true")
+    given = {"steps": 1, "eval_steps": None, "callbacks": [], "loggers": [], "plugin": TorchCheckpointIO()}
+    trainer = build_trainer(TrainerConfig(), two, **given)
+    assert trainer.world_size == 2 and trainer.strategy.launcher is not None
 
 
 @pytest.mark.parametrize(
