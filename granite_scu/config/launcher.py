@@ -3,9 +3,9 @@
 import os
 from typing import Literal
 
-RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
-"""Where a process's rank stands: torchrun's, Lightning's and SLURM's. The first that is set counts, as for Lightning:
-in a job's script SLURM_PROCID is 0 for each process that Lightning starts."""
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+"""Where a process's rank stands: torchrun's, Lightning's, SLURM's and Open MPI's. The first that is set counts: in a
+job's script SLURM_PROCID is 0 for each process that Lightning starts."""
 
 
 def ranks() -> dict[str, int]:

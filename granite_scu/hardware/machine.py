@@ -1,6 +1,7 @@
 """Which processes, devices, precision and kernels a run gets on this machine."""
 
 import logging
+import math
 import os
 import shutil
 import sysconfig
@@ -182,17 +183,18 @@ def processes_for(multi_gpu: bool, kind: str, gpus: int) -> tuple[int, int]:
 
 
 def _check_rank(multi_gpu: bool, launched: tuple[int, int] | None) -> None:
-    """Refuse a rank that an earlier launcher has left in the environment.
+    """Refuse a rank that an earlier launcher has left in the environment, or one that is not known here has set.
 
     Lightning takes a process with a rank above 0 for one that writes nothing, and with ``--multi-gpu`` one with
-    LOCAL_RANK for a process that another has started: it waits for that one.
+    LOCAL_RANK for a process that another has started: it waits for that one. Each pod of a Kubernetes job has RANK and
+    WORLD_SIZE: each would train alone, into the same folder.
     """
-    ranks = launcher.ranks()
+    ranks, others = launcher.ranks(), int(os.environ.get("WORLD_SIZE", 1)) > 1
     if multi_gpu and launched is None:
-        wrong = "LOCAL_RANK" in ranks and "WORLD_SIZE" not in os.environ  # Lightning's own processes have both
+        is_lightnings = list(ranks)[:1] == ["LOCAL_RANK"] and "WORLD_SIZE" in os.environ
+        wrong = not is_lightnings and ranks not in ({}, {"SLURM_PROCID": 0})  # a job's script, or its only task
     else:
-        nodes, devices = launched or (1, 1)
-        wrong = launcher.rank() >= nodes * devices
+        wrong = launcher.rank() >= math.prod(launched or (1,)) or (launched is None and "RANK" in ranks and others)
     if wrong:
         told = " ".join(f"{name}={rank}" for name, rank in ranks.items())
         raise UserError(

@@ -1,6 +1,7 @@
 """Processes, attention and the device of a process, over machines that are described and not present."""
 
 import dataclasses
+import os
 
 import pytest
 import torch
@@ -19,9 +20,8 @@ def on(monkeypatch):
     """Resolves a request on a described device, with the environment of a launcher."""
 
     def resolve(device, base=None, run=None, environment=None, gpus=None, **trainer):
-        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK", "SLURM_NTASKS", "SLURM_PROCID"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv("SLURM_LOCALID", raising=False)
+        for name in [name for name in os.environ if "RANK" in name or "WORLD_SIZE" in name or "SLURM" in name]:
+            monkeypatch.delenv(name)
         for name, value in (environment or {}).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(detection, "detect", lambda accelerator: device)
@@ -94,10 +94,13 @@ def test_several_launched_processes_without_multi_gpu_are_refused(on):
     [
         ({"LOCAL_RANK": "1"}, RunConfig()),
         ({"RANK": "1", "WORLD_SIZE": "2"}, RunConfig()),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, RunConfig()),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, RunConfig(multi_gpu=True)),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, RunConfig(multi_gpu=True)),
         ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, RunConfig(multi_gpu=True)),
         ({"LOCAL_RANK": "0"}, RunConfig(multi_gpu=True)),
     ],
-    ids=["a node's", "of all", "too large", "Lightning would wait for its first process"],
+    ids=["a node's", "of all", "a pod's", "the same", "Open MPI's", "too large", "Lightning would wait"],
 )
 def test_a_rank_that_was_left_in_the_environment_is_refused(on, environment, run):
     with pytest.raises(UserError, match=r"RANK=\d: .*; unset"):
@@ -109,6 +112,8 @@ def test_a_rank_that_was_left_in_the_environment_is_refused(on, environment, run
     [
         ({"LOCAL_RANK": "0", "RANK": "0"}, RunConfig()),
         ({"LOCAL_RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "0"}, RunConfig(multi_gpu=True)),  # of Lightning's own
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, RunConfig(multi_gpu=True)),
+        ({"LOCAL_RANK": "1", "SLURM_PROCID": "0", "WORLD_SIZE": "2"}, RunConfig(multi_gpu=True)),
         ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, RunConfig(multi_gpu=True)),
     ],
 )
