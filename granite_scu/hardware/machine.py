@@ -163,7 +163,7 @@ def gpus_of(asked: int | None, device: Device) -> int:
 
 
 def processes_for(multi_gpu: bool, kind: str, gpus: int) -> tuple[int, int]:
-    """Processes on this node, and nodes. Raises UserError where a launcher and ``--multi-gpu`` disagree."""
+    """Processes on this node, and nodes. Raises UserError where a launcher, the GPUs and ``--multi-gpu`` disagree."""
     launched = launcher.launched_processes()
     _check_rank(multi_gpu, launched)
     if not multi_gpu:
@@ -174,6 +174,11 @@ def processes_for(multi_gpu: bool, kind: str, gpus: int) -> tuple[int, int]:
             )
         return 1, 1
     devices, nodes = launched or (gpus, 1)
+    if kind == "cuda" and devices > gpus:
+        raise UserError(
+            f"--multi-gpu: {devices} processes were started on this machine, and each sees {gpus} of its GPUs; start "
+            f"torchrun with --nproc-per-node {gpus}, or give SLURM --gpus-per-node={devices} and srun --gpu-bind=none"
+        )
     if kind == "cpu" and devices * nodes == 1:
         raise UserError(
             "--multi-gpu: there is no GPU and only one CPU process; leave it out, or start several processes with "

@@ -84,6 +84,13 @@ def test_as_many_gpus_train_as_are_asked_for_where_they_are_there(on):
         RunConfig(gpus=0)
 
 
+def test_more_launched_processes_than_gpus_are_refused(on):
+    four = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
+    with pytest.raises(UserError, match=r"^--multi-gpu: 4 processes .* sees 2 .*--nproc-per-node 2.*--gpus-per-node=4"):
+        on(A100, run=RunConfig(multi_gpu=True), environment=four)
+    assert on(CPU, run=RunConfig(multi_gpu=True), environment=four).devices == 4
+
+
 def test_several_launched_processes_without_multi_gpu_are_refused(on):
     with pytest.raises(UserError, match=r"2 processes were started.*--multi-gpu"):
         on(CPU, environment={"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
@@ -192,7 +199,8 @@ def test_a_process_claims_its_gpu_a_share_of_the_memory_and_tf32(on, monkeypatch
     limit = lambda fraction, index: limited.append((fraction, str(index)))  # noqa: E731
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limit)
     environment = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    found = on(device, run=dataclasses.replace(run, multi_gpu=True), environment=environment)
+    two = dataclasses.replace(device, count=2)
+    found = on(two, run=dataclasses.replace(run, multi_gpu=True), environment=environment)
     with taking_tf32(products == "highest"):  # whatever it was before
         found.claim(run.memory_fraction)
         assert torch.get_float32_matmul_precision() == products
