@@ -174,6 +174,11 @@ def processes_for(multi_gpu: bool, kind: str, gpus: int) -> tuple[int, int]:
             )
         return 1, 1
     devices, nodes = launched or (gpus, 1)
+    if launcher.launcher() == "slurm" and "SLURM_NTASKS_PER_NODE" not in os.environ:  # Lightning refuses it, but late
+        raise UserError(
+            f"--multi-gpu: SLURM started {devices * nodes} tasks, and how many on each machine is left open; give it "
+            f"--ntasks-per-node={devices} in place of --ntasks"
+        )
     if kind == "cuda" and devices > gpus:
         raise UserError(
             f"--multi-gpu: {devices} processes were started on this machine, and each sees {gpus} of its GPUs; start "

@@ -13,6 +13,7 @@ from granite_scu.hardware import detection, machine
 from granite_scu.hardware.machine import taking_tf32
 
 SHARED = RunConfig(multi_gpu=True, fsdp=True)
+SLURMS = {"SLURM_NTASKS": "6", "SLURM_NNODES": "3", "SLURM_PROCID": "0"}
 
 
 @pytest.fixture
@@ -38,9 +39,10 @@ def on(monkeypatch):
         ({}, RunConfig(), (1, 1)),
         ({}, RunConfig(multi_gpu=True), (8, 1)),
         ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, RunConfig(multi_gpu=True), (2, 2)),
-        ({"SLURM_NTASKS": "6", "SLURM_NNODES": "3", "SLURM_PROCID": "0"}, RunConfig(multi_gpu=True), (2, 3)),
+        (SLURMS | {"SLURM_NTASKS_PER_NODE": "2"}, RunConfig(multi_gpu=True), (2, 3)),
+        (SLURMS | {"SLURM_JOB_NAME": "interactive"}, RunConfig(multi_gpu=True), (8, 1)),
     ],
-    ids=["not asked for more", "every visible GPU", "torchrun's", "SLURM's"],
+    ids=["not asked for more", "every visible GPU", "torchrun's", "SLURM's", "of a shell in SLURM"],
 )
 def test_how_many_processes(on, environment, run, expected):
     found = on(dataclasses.replace(A100, count=8), run=run, environment=environment)
@@ -89,6 +91,11 @@ def test_more_launched_processes_than_gpus_are_refused(on):
     with pytest.raises(UserError, match=r"^--multi-gpu: 4 processes .* sees 2 .*--nproc-per-node 2.*--gpus-per-node=4"):
         on(A100, run=RunConfig(multi_gpu=True), environment=four)
     assert on(CPU, run=RunConfig(multi_gpu=True), environment=four).devices == 4
+
+
+def test_slurms_tasks_without_a_number_for_each_node_are_refused(on):
+    with pytest.raises(UserError, match=r"^--multi-gpu: SLURM started 6 tasks.*--ntasks-per-node=2 in place of"):
+        on(A100, run=RunConfig(multi_gpu=True), environment=SLURMS)
 
 
 def test_several_launched_processes_without_multi_gpu_are_refused(on):

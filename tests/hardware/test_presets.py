@@ -184,6 +184,7 @@ def test_a_machine_without_a_gpu_is_described_too(machine, monkeypatch):
     config = get_recommended_config()
     assert (config["preset"], config["precision"], config["mixed_precision"]) == ("cpu", "32-true", False)
     monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4")
     monkeypatch.setenv("SLURM_PROCID", "0")
     assert get_recommended_config() == config  # in a job's script, before it starts the four
 
