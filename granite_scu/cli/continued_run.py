@@ -1,63 +1,69 @@
 """The settings of a run that ``--resume-from-checkpoint`` continues, from its folder, which may come from anybody."""
 
 import logging
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from granite_scu.cli.config_layers import Layer, of_file
+from granite_scu.cli.config_layers import A_FLAG, Layer, of_file
 from granite_scu.cli.yaml_files import check_plain
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TEXTS, RunConfig
+from granite_scu.storage.checkpoint_list import AUTO, LAST
+from granite_scu.storage.run_folder import RunFolder
 from granite_scu.storage.working_folder import as_seen_from_here, found_from_here
 
 log = logging.getLogger(__name__)
 
 
-def settings_of_the_run(given: dict[str, Any], files: Sequence[Layer] = ()) -> list[Layer]:
-    """The configuration file of the run that is continued, where it is there; it comes before what is given.
+def settings_of_the_run(given: dict[str, Any], files: Sequence[Layer], usual: Sequence[Layer]) -> list[Layer]:
+    """The configuration file of the run that is continued, where it is there, and over it where the run and its files
+    are now. All that the user gives comes over both.
 
     Args:
-        given: what flags and keys say, by dotted key; gets the run folder, and the run's files by where they are now,
-            and loses the search for a batch.
+        given: what flags and keys say, by dotted key; loses the search for a batch.
         files: that are given, one of which may name the run folder.
+        usual: what changes defaults, which may name it where nobody does.
 
     Raises:
         UserError: the file names code, or the run's chat template is missing.
     """
-    if given["run.resume"] in ("last", "auto"):
-        named = (layer.values for layer in reversed(files) if isinstance(layer.values.get("run.output_dir"), str))
-        folder = next(named, {"run.output_dir": RunConfig.output_dir}) | given
-        folder = Path(folder["run.output_dir"]).expanduser()
+    asked = ChainMap(given, *(layer.values for layer in reversed(files)))
+    resume = given["run.resume"]
+    if resume in (LAST, AUTO):
+        named = [*asked.maps, *(layer.values for layer in usual), {"run.output_dir": RunConfig.output_dir}]
+        folder = Path(str(ChainMap(*named)["run.output_dir"])).expanduser()
     else:
-        folder = Path(given["run.resume"]).expanduser().parent
-        given.setdefault("run.output_dir", str(folder))
+        folder = Path(resume).expanduser().parent
+    now = {"run.output_dir": str(folder), "run.overwrite": False}  # it replaced another run once, and may not again
     file = folder / "config.yaml"
     if not file.is_file():
+        return [Layer(A_FLAG, now)]
+    if resume == AUTO and not RunFolder(folder).checkpoints():
+        log.warning("%s: ended before its first checkpoint, and begins again with what you give, without its settings; "
+                    "for those add --config %s", folder, file)  # fmt: skip
         return []
-    settings = check_plain(file, given)
-    given.setdefault("run.overwrite", False)  # that it replaced another run once does not mean that it may again
-    given.setdefault("run.output_dir", str(folder))
+    settings = check_plain(file, asked)
     # The file has the batch that was found, which the run keeps.
     if str(given.get("run.auto_batch_size")).lower() == "true":
         log.info("--auto-batch-size: the batch that was found is kept")
         for key in ("run.auto_batch_size", "data.batch_size", "trainer.accumulate_grad_batches"):
             given.pop(key, None)
-    _find_files(given, settings, folder)
-    return [of_file(str(file))]
+    return [of_file(str(file)), Layer(A_FLAG, now | _files_from_here(settings, folder, asked))]
 
 
 _PATHS = ("base.name", "lora.adapter", "data.cache_dir")
 """Settings that may be a path, or else a name, which is left as it is."""
 
 
-def _find_files(given: dict[str, Any], settings: dict[str, Any], folder: Path) -> None:
-    """Give the files of the run that is continued by where they are now: it may have been started in another folder."""
+def _files_from_here(settings: dict[str, Any], folder: Path, asked: Collection[str]) -> dict[str, Any]:
+    """The files of the run that is continued by where they are now: it may have been started in another folder."""
     from granite_scu.data.sources.read import is_path  # late: numpy
 
-    data, cache_is_asked_for = settings.get("data", {}), "data.cache_dir" in given
-    if data.get("chat_template") is not None and "data.chat_template" not in given:
-        given |= _template_of_the_run(folder) | given
+    data, now = settings.get("data", {}), {}
+    if data.get("chat_template") is not None and "data.chat_template" not in asked:
+        now |= _template_of_the_run(folder)
     for key in TEXTS:
         sources = data.get(key) or []
         sources = [sources] if isinstance(sources, str) else sources
@@ -65,16 +71,18 @@ def _find_files(given: dict[str, Any], settings: dict[str, Any], folder: Path) -
         if isinstance(sources, list) and all(isinstance(source, str) for source in sources):
             found = [as_seen_from_here(source, folder) if is_path(source) else source for source in sources]
             if found != sources:
-                given.setdefault(f"data.{key}", found)
+                now[f"data.{key}"] = found
     for key in _PATHS:
         group, _, name = key.partition(".")
         value = settings.get(group, {}).get(name)
         if isinstance(value, str) and (found := found_from_here(value, folder)) != value:
-            given.setdefault(key, found)
-    if not cache_is_asked_for and not _holds_tokens(cache := given.get("data.cache_dir", data.get("cache_dir"))):
+            now[key] = found
+    cache = now.get("data.cache_dir", data.get("cache_dir"))
+    if "data.cache_dir" not in asked and not _holds_tokens(cache):
         # A run folder may be a stranger's: nothing is written into a folder that it names and that is not ours.
         log.warning("--cache-dir %s: holds no kept tokens; the usual folder is taken, unless you give the flag", cache)
-        given["data.cache_dir"] = None
+        now["data.cache_dir"] = None
+    return now
 
 
 def _template_of_the_run(folder: Path) -> dict[str, Any]:

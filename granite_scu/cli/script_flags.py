@@ -201,7 +201,7 @@ def layers_of(asked: dict[str, Any], dotted: bool = False) -> Layers:
     files = [config_layers.of_file(name) for name in _listed(asked.get("config"))]
     given |= keys
     if continues := config_layers.has_value(given.get("run.resume")):
-        below += settings_of_the_run(given, files)
+        below += settings_of_the_run(given, files, below)
     flags = config_layers.Layer(config_layers.A_FLAG, given)
     if continues:
         _refuse_another_loop(below, flags)

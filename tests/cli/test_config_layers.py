@@ -341,6 +341,38 @@ def test_a_run_is_continued_with_its_own_settings_by_flag_and_by_key(tmp_path, r
     assert (found.data.batch_size, found.data.block_size, found.run.output_dir) == (2, 64, str(tmp_path))
 
 
+def test_where_a_run_continues_and_on_what_files_that_are_given_say_before_its_own(tmp_path, monkeypatch):
+    run, elsewhere = tmp_path / "a", tmp_path / "elsewhere"
+    for folder in (run, elsewhere):
+        folder.mkdir()
+    (tmp_path / "text.txt").touch()
+    (run / "config.yaml").write_text("data: {path: text.txt}\nrun: {output_dir: a, overwrite: true}\n")
+    (run / "training_config.json").write_text('{"working_folder": ".."}')
+    (elsewhere / "mine.yaml").write_text("data: {path: mine.txt}\nrun: {output_dir: b}\n")
+    monkeypatch.chdir(elsewhere)
+    again = "--resume-from-checkpoint", "../a/checkpoint-6"
+    mine, own = script("--config", "mine.yaml", *again), script(*again)
+    assert (mine.data.path, mine.run.output_dir, mine.run.overwrite) == ("mine.txt", "b", False)
+    assert (own.data.path, own.run.output_dir) == ([str(tmp_path / "text.txt")], "../a")
+
+
+def test_last_of_a_test_run_is_that_of_the_test_runs_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, batch in (("runs/test", 2), (script().run.output_dir, 3)):
+        (folder := tmp_path / name).mkdir(parents=True)
+        (folder / "config.yaml").write_text(f"data: {{batch_size: {batch}}}")
+    assert script("--test-run", *CONTINUES).data.batch_size == 2
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again_by_what_is_given(tmp_path, caplog):
+    (tmp_path / "config.yaml").write_text("optimizer: {learning_rate: 0.05}")
+    again = "--output-dir", str(tmp_path), "--resume-from-checkpoint", "auto"
+    assert script(*again).optimizer.learning_rate is None
+    assert f"add --config {tmp_path}/config.yaml" in caplog.text
+    (tmp_path / "checkpoint-3").mkdir()
+    assert script(*again).optimizer.learning_rate == 0.05
+
+
 OTHER = "--target-s", "10%", "--lambda-max", "10"
 
 
