@@ -27,7 +27,7 @@ def lies_in(folder: RunFolder, resume: str | None) -> bool:
     """Whether the checkpoint that ``--resume-from-checkpoint`` names is one of this run folder."""
     if resume in (LAST, AUTO):
         return bool(folder.checkpoints())
-    return resume is not None and folder.path.resolve() in Path(resume).expanduser().resolve().parents
+    return resume is not None and folder.path.resolve() == Path(resume).expanduser().resolve().parent
 
 
 def check_there(folder: RunFolder, resume: str) -> None:

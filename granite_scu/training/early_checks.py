@@ -98,6 +98,7 @@ def _read(request: Request) -> Iterator[tuple[str, Path]]:
         yield "--data-dir", Path(source).expanduser()
         yield from (("--data-dir", file) for file in files.find(source))
     named = {"--model": request.base.name, "--adapter": request.lora.adapter}
+    named["--resume-from-checkpoint"] = request.run.resume
     for flag, name in named.items():
         if name and (path := Path(name).expanduser()).exists():
             yield flag, path

@@ -168,6 +168,13 @@ def several(tmp_path):
     return tmp_path
 
 
+def test_a_checkpoint_is_of_the_run_folder_that_it_lies_in_and_of_none_above(several):
+    """Where it counts as its own, ``--overwrite`` drops what is newer, and the run writes there."""
+    named = str(several / "checkpoint-900")
+    assert checkpoint_list.lies_in(RunFolder(several), named)
+    assert not checkpoint_list.lies_in(RunFolder(several.parent), named)
+
+
 @pytest.mark.parametrize("resume", ["last", "auto"])
 def test_last_and_auto_name_the_newest_checkpoint(several, resume):
     assert find(resume, several).name == "checkpoint-1000"
