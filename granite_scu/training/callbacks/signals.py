@@ -1,6 +1,7 @@
 """Signals, from Ctrl-C to SLURM's to requeue: finish the optimizer step, save, and stop on every rank."""
 
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -55,7 +56,7 @@ class GracefulStop(L.Callback):
     def __init__(self, folder: RunFolder, save: Callable[[L.Trainer], None], resume_command: str) -> None:
         self.folder, self.save, self.resume_command = folder, save, resume_command
         self.received = 0
-        self._since = 0.0
+        self._terminated = math.inf  # when the first SIGTERM came
         self._step = 0
         self._hosts: Any = None
         self._previous: dict[int, Any] = {}
@@ -92,12 +93,13 @@ class GracefulStop(L.Callback):
         if number == signal.SIGINT and self.received:  # a second one does not wait, nor does one after another signal
             end_loaders()
             raise KeyboardInterrupt
-        if number == signal.SIGTERM and self.received and time.monotonic() - self._since > ONE_WISH:
+        # Alone: schedulers send others ahead of the first SIGTERM, and that where a job is put into the queue again.
+        if number == signal.SIGTERM and time.monotonic() - self._terminated > ONE_WISH:
             end_loaders()
             line = "stopped by a second SIGTERM; steps since the last checkpoint are lost; where there is one, "
             raise Stopped(f"{line}continue with: {self.resume_command}", TERMINATED, alone=True)
-        if not self.received:
-            self._since = time.monotonic()
+        if number == signal.SIGTERM:
+            self._terminated = min(self._terminated, time.monotonic())
         if number == signal.SIGINT and sys.stderr.isatty():
             with suppress(OSError):  # by no stream of Python's: one may be in the middle of a write
                 os.write(sys.stderr.fileno(), _ONCE_MORE)
@@ -115,10 +117,10 @@ class GracefulStop(L.Callback):
         self.save(trainer)
         line = ""
         if trainer.is_global_zero:
-            if number == REQUEUE:
-                _requeue()
             name, step = signal.Signals(number).name, trainer.global_step
             self.folder.write_json(STOPPED, {"signal": name, "step": step, "checkpoint": f"checkpoint-{step}"})
+            if number == REQUEUE:
+                _requeue()
             by = "Ctrl-C" if number == signal.SIGINT else name
             line = f"stopped by {by} after step {step}, which is saved; continue with: {self.resume_command}"
         raise Stopped(line, INTERRUPTED if number == signal.SIGINT else TERMINATED)

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from granite_scu.storage.run_folder import RunFolder
+from granite_scu.config.errors import Stopped
+from granite_scu.storage.run_folder import STOPPED, RunFolder
+from granite_scu.training.callbacks import signals
 from granite_scu.training.callbacks.signals import GracefulStop
 
 
@@ -35,3 +37,16 @@ def test_a_run_in_a_thread_leaves_signals_to_the_program_that_it_is_in(tmp_path)
     with ThreadPoolExecutor(1) as threads:
         threads.submit(stop.on_fit_start, SimpleNamespace(world_size=1), None).result()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_sigterm_that_follows_another_signal_is_no_second_one(tmp_path, monkeypatch):
+    """SLURM sends it where the job is put into the queue again; by then the run has said where it stopped."""
+    monkeypatch.setattr(signals, "ONE_WISH", -1)
+    stop = GracefulStop(RunFolder(tmp_path), save=lambda trainer: None, resume_command="")
+    monkeypatch.setattr(signals, "_requeue", lambda: stop._note(signal.SIGTERM, None))
+    stop._note(signals.REQUEUE, None)
+    with pytest.raises(Stopped, match="stopped by SIGUSR1 after step 3"):
+        stop._stop_if_asked(SimpleNamespace(is_global_zero=True, global_step=3))
+    assert (tmp_path / STOPPED).is_file()
+    with pytest.raises(Stopped, match="by a second SIGTERM"):
+        stop._note(signal.SIGTERM, None)
