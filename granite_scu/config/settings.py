@@ -423,8 +423,8 @@ class DataConfig(Group):
     """
 
     NO_INFLUENCE = (
-        *("path", "cache_dir", "chat_template", "chat_template_args", "system", "num_workers", "prefetch_factor"),
-        *("eval_batch_size", "num_epochs"),
+        *("path", "validation_data", "test_data", "cache_dir", "chat_template", "chat_template_args", "system"),
+        *("num_workers", "prefetch_factor", "eval_batch_size", "num_epochs"),
     )
 
     path: list[str] | str | None = setting(None, "--data-dir")

@@ -102,5 +102,11 @@ class Checkpoints(L.Callback):
 
 
 def has_ended(checkpoint: dict[str, Any], settings: dict[str, Any]) -> bool:
-    """Whether a checkpoint is of a run that had itself stopped, and of these settings: with others it continues."""
-    return checkpoint["stopping"] and checkpoint["settings"] == settings
+    """Whether a checkpoint is of a run that had itself stopped, and of these settings: with others it continues.
+
+    The model may have another path: it is compared by its weights. Of the checkpoint's settings those count that are
+    still compared.
+    """
+    before = checkpoint["settings"]
+    same = all(before.get(name) == value for name, value in settings.items() if name != "--model")
+    return checkpoint["stopping"] and same

@@ -5,6 +5,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from granite_scu.config.errors import Stopped
+from granite_scu.config.settings import DataConfig
 from granite_scu.storage.checkpoint import AdapterCheckpointIO
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.callbacks.checkpoints import Checkpoints, has_ended
@@ -70,3 +71,6 @@ def test_a_run_that_had_stopped_itself_goes_on_with_other_settings_alone():
     assert has_ended(stopped, {"--max-time": "00:01:00:00"})
     assert not has_ended(stopped, {"--max-time": "00:02:00:00"})
     assert not has_ended(stopped | {"stopping": False}, stopped["settings"])
+    moved = {"--max-time": "00:01:00:00", "--model": "/elsewhere/model"}
+    assert has_ended(stopped | {"settings": moved | {"--model": "model", "--validation-data": "val.jsonl"}}, moved)
+    assert not {"validation_data", "test_data"} - set(DataConfig.NO_INFLUENCE)
