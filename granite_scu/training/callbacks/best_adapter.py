@@ -62,7 +62,9 @@ class BestAdapter(L.Callback):
             return
         if record:
             with replacing(self.folder) as temporary:
-                shutil.copytree(copy, temporary)
+                temporary.mkdir()  # not copytree, which copies that nobody may write there
+                for file in copy.iterdir():
+                    shutil.copyfile(file, temporary / file.name)
         elif self.folder.is_dir():
             shutil.rmtree(self.folder)
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import stat
 from types import SimpleNamespace
 
 import pytest
@@ -82,7 +84,9 @@ def test_a_checkpoints_copy_takes_the_place_of_what_came_later(saved, elsewhere)
     """The steps after it are done again, perhaps otherwise."""
     elsewhere.folder.mkdir()
     (elsewhere.folder / "from a later step").write_text("")
+    saved.folder.chmod(0o555)  # of a run that is protected; the copy is not
     elsewhere.resume(saved.folder, write=True)
+    assert os.stat(elsewhere.folder).st_mode & stat.S_IWUSR
     assert (elsewhere.val_bpt, elsewhere.step) == (5.1, 20)
     assert contents(elsewhere.folder) == contents(saved.folder)
 
