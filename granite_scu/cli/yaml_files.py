@@ -83,12 +83,13 @@ def check_plain(path: Path, asked: Collection[str] = ()) -> dict[str, Any]:
                 f"--controller {law}"
             )
         for name, value in inside.items() if group == "trainer" else ():
-            if name == "max_time" and isinstance(value, dict):  # {hours: 3}, which Lightning takes too
+            is_time = name == "max_time" and isinstance(value, dict)  # {hours: 3}, which Lightning takes too
+            if is_time or f"trainer.{name}" in asked:
                 continue
             if isinstance(value, list | dict) or (isinstance(value, str) and not re.fullmatch(r"[\w:+-]*", value)):
                 raise UserError(
-                    f"{path}: trainer.{name} names code, which a run folder may not; take it out of the file and, "
-                    "where it is yours, give a file that has it with --config"
+                    f"{path}: trainer.{name} names code, which a run folder may not; give a file that has it with "
+                    "--config, or take it out of this one"
                 )
     return content
 

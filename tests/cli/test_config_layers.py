@@ -289,6 +289,15 @@ def test_a_run_folder_names_no_code(tmp_path, text, words):
         script_flags.translate(["--output-dir", str(tmp_path), "--resume-from-checkpoint", "last"])
 
 
+def test_a_run_with_callbacks_continues_with_those_of_a_file_that_is_given(tmp_path):
+    (tmp_path / "config.yaml").write_text("trainer: {callbacks: [{class_path: a.strangers}]}\ndata: {batch_size: 2}\n")
+    mine = [{"class_path": "lightning.pytorch.callbacks.DeviceStatsMonitor"}]
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": mine}}))
+    given = ["--config", str(tmp_path / "mine.yaml"), "--output-dir", str(tmp_path)]
+    values = script_flags.translate([*given, *CONTINUES])[0].values
+    assert (values["trainer.callbacks"], values["data.batch_size"]) == (mine, 2)
+
+
 CONTINUES = ("--resume-from-checkpoint", "last")
 
 
