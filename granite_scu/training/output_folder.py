@@ -11,14 +11,13 @@ from pathlib import Path
 from lightning.pytorch.utilities import rank_zero_only
 
 from granite_scu.config import flags
-from granite_scu.config.errors import Stopped, one_line
-from granite_scu.config.request import Request
+from granite_scu.config.errors import Stopped, UserError, one_line
 from granite_scu.control.laws.base import as_stored
 from granite_scu.model import base_digest, loading
-from granite_scu.storage import working_folder
+from granite_scu.storage import checkpoint_list, working_folder
 from granite_scu.storage.atomic import adding_to, replacing
 from granite_scu.storage.provenance import git_revision, versions
-from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, LOG_FILES, TRAINING_CONFIG, RunFolder
+from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, LOG_FILES, TRAINING_CONFIG
 from granite_scu.training.defaults import RATE_WIDTH, rate_by_width
 from granite_scu.training.early_checks import check_folder, makes_way
 from granite_scu.training.prepared_run import PreparedRun
@@ -34,22 +33,31 @@ def is_main() -> bool:
 
 
 @contextmanager
-def locked_run_folder(folder: RunFolder, request: Request) -> Iterator[None]:
+def locked_run_folder(run: PreparedRun) -> Iterator[None]:
     """Keep other processes out of the folder, which is checked again: time has passed since it was.
 
     It is let go of at the end of a run that failed, too, and so is the log file that the run has added: a notebook's
     process continues, and may try again. A run that fails before it writes there leaves nothing behind.
+
+    Raises:
+        UserError: the folder must not be written to, or has checkpoints by now that the run was to continue from.
     """
+    folder, resume = run.folder, run.request.run.resume
     ours = logging.getLogger("granite_scu")
     before, lock = list(ours.handlers), folder.path / LOCK
     made: list[Path] = []
     try:
         if is_main():
-            check_folder(folder, request)
+            check_folder(folder, run.request)
             missing = [path for path in (lock, folder.path) if not path.exists()]
             folder.make()
             folder.lock()
             made = missing
+            if run.resume is None and checkpoint_list.lies_in(folder, resume):
+                raise UserError(
+                    f"--resume-from-checkpoint {resume}: {folder.path} has checkpoints since this run was prepared; "
+                    "prepare it again to continue from the last"
+                )
         yield
     except BaseException as error:
         _log_end(error, [handler for handler in ours.handlers if handler not in before])

@@ -115,7 +115,7 @@ def train(
         resume_command: the command that continues the run, for whoever stops it.
     """
     L.seed_everything(run.request.seed, workers=True, verbose=False)
-    with locked_run_folder(run.folder, run.request):
+    with locked_run_folder(run):
         # What is found by trying.
         run.machine.claim(run.request.run.memory_fraction)
         if run.request.run.auto_batch_size:

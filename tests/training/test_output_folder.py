@@ -24,12 +24,22 @@ def test_what_an_attempt_without_a_checkpoint_has_validated_is_kept_where_the_ru
     for name in ("training_config.json", "scu_history.jsonl", "best/adapter_model.safetensors"):
         (folder / name).write_text(f"the first attempt's {name}")
     run = prepare(Request.from_dotted(settings | {"run.resume": "auto"}))
-    with locked_run_folder(run.folder, run.request):
+    with locked_run_folder(run):
         open_run_folder(run)
     kept = folder / "restarted-1"
     assert (kept / "best" / "adapter_model.safetensors").read_text().startswith("the first attempt's")
     assert sorted(path.name for path in kept.iterdir()) == ["best", "scu_history.jsonl", "training_config.json"]
     assert not (folder / "best").exists() and (folder / "training_config.json").is_file()
+
+
+def test_a_run_that_auto_began_anew_is_refused_where_it_has_checkpoints_by_now(settings, tmp_path):
+    """As where a notebook trains once more what was interrupted."""
+    run = prepare(Request.from_dotted(settings | {"run.resume": "auto"}))
+    with locked_run_folder(run):
+        open_run_folder(run)
+    (tmp_path / "run" / "checkpoint-3").mkdir()
+    with pytest.raises(UserError, match="has checkpoints since this run was prepared; prepare it again"):
+        locked_run_folder(run).__enter__()
 
 
 def test_a_run_that_ended_there_after_the_first_check_is_not_overwritten(settings, tmp_path):
@@ -38,7 +48,7 @@ def test_a_run_that_ended_there_after_the_first_check_is_not_overwritten(setting
     late = prepare(Request.from_dotted(settings))
     folder.mkdir()
     (folder / "training_config.json").write_text("the other run's")
-    locked = locked_run_folder(late.folder, late.request)
+    locked = locked_run_folder(late)
     with pytest.raises(UserError, match="is not empty; choose another folder"), locked:
         open_run_folder(late)
     assert (folder / "training_config.json").read_text() == "the other run's"
@@ -46,6 +56,6 @@ def test_a_run_that_ended_there_after_the_first_check_is_not_overwritten(setting
 
 def test_a_run_that_fails_before_it_writes_leaves_no_folder(settings, tmp_path):
     run = prepare(Request.from_dotted(settings))
-    with pytest.raises(RuntimeError), locked_run_folder(run.folder, run.request):
+    with pytest.raises(RuntimeError), locked_run_folder(run):
         raise RuntimeError
     assert not (tmp_path / "run").exists()
