@@ -1,6 +1,7 @@
 """The run folder at the start of a run."""
 
 import pytest
+import yaml
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
@@ -30,6 +31,15 @@ def test_what_an_attempt_without_a_checkpoint_has_validated_is_kept_where_the_ru
     assert (kept / "best" / "adapter_model.safetensors").read_text().startswith("the first attempt's")
     assert sorted(path.name for path in kept.iterdir()) == ["best", "scu_history.jsonl", "training_config.json"]
     assert not (folder / "best").exists() and (folder / "training_config.json").is_file()
+
+
+def test_its_configuration_given_to_another_run_neither_continues_nor_replaces(settings, tmp_path):
+    asked = {"run.resume": "auto", "run.overwrite": True}
+    run = prepare(Request.from_dotted(settings | asked))
+    with locked_run_folder(run):
+        open_run_folder(run)
+    written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["run"]
+    assert (written["resume"], written["overwrite"]) == (None, False)
 
 
 def test_a_run_that_auto_began_anew_is_refused_where_it_has_checkpoints_by_now(settings, tmp_path):
