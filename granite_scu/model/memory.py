@@ -156,7 +156,8 @@ def cut(model: nn.Module) -> tuple[list[Kind], Counter[Kind]]:
         return [], Counter()
     kinds = [tuple((name, p.shape) for name, p in layer.named_parameters()) for layer in layers]
     described = [each for each in ("layer_types", "layer_rope_theta") if getattr(model.config, each, None)]
-    if any(isinstance(getattr(type(model.config), each, None), property) for each in described):
+    kind = type(model.config)
+    if any(isinstance(getattr(kind, kind.attribute_map.get(each, each), None), property) for each in described):
         return kinds, Counter()  # what follows from other settings cannot be cut with the layers
     last = len(kinds) - 1
     between = {kind: index for index, kind in reversed(list(enumerate(kinds))) if 0 < index < last}

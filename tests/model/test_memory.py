@@ -120,12 +120,17 @@ def test_what_takes_less_is_predicted_to_take_less(config):
 
 
 def test_a_model_that_is_not_granite_is_predicted_too():
-    from transformers import LlamaConfig
+    from transformers import BambaConfig, LlamaConfig
 
     llama = LlamaConfig(
         vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=6, num_attention_heads=4,
         num_key_value_heads=2,
     )  # fmt: skip
+    bamba = BambaConfig(
+        vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, mamba_n_heads=8, mamba_d_head=16, mamba_d_state=16, attn_layer_indices=[1],
+    )  # fmt: skip
+    assert memory.predict(bamba, SETTING).step > 0  # its kinds of layers follow from other settings
     few, many = memory.predict(llama, SETTING), memory.predict(llama, replace(SETTING, batch_size=8))
     assert 1.9 * few.step < many.step < 2.1 * few.step
 
