@@ -76,9 +76,10 @@ TORCH = Kernels("PyTorch", ssd_scan, activated_conv)
 def is_mamba2(module: nn.Module) -> bool:
     """Whether a module is a Mamba-2 mixer as Granite hybrid, Bamba and Mamba-2 have it.
 
-    Falcon-H1's, which scales what it projects, is another; it keeps the library's forward.
+    Falcon-H1's, which scales what it projects, is another, and so is Mamba-1's, which has no ``dt_bias``; they keep the
+    library's forward.
     """
-    parts = ("in_proj", "conv1d", "A_log", "out_proj", "ssm_state_size")
+    parts = ("in_proj", "conv1d", "dt_bias", "A_log", "out_proj", "ssm_state_size")
     return all(hasattr(module, name) for name in parts) and not hasattr(module, "mup_vector")
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rounding import OF_EMBEDDED, assert_rounded, rounding
 from torch.nn import functional as F
-from transformers import FalconH1Config, FalconH1ForCausalLM
+from transformers import FalconH1Config, FalconH1ForCausalLM, MambaConfig, MambaForCausalLM
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid as modeling
 
 from granite_scu.config.errors import UserError
@@ -111,7 +111,7 @@ def forward_told_of(calls):
     return forward
 
 
-@pytest.mark.parametrize("field", ["dt_bias", "D", "norm", "time_step_limit", "num_heads"])
+@pytest.mark.parametrize("field", ["D", "norm", "time_step_limit", "num_heads"])
 def test_a_layer_that_lacks_what_the_forward_needs_is_named(library_model, field):
     layer = library_model.model.layers[0].mamba
     delattr(layer, field)
@@ -119,7 +119,7 @@ def test_a_layer_that_lacks_what_the_forward_needs_is_named(library_model, field
         mamba.install(library_model)
 
 
-@pytest.mark.parametrize("field", ["A_log", "in_proj", "ssm_state_size"])
+@pytest.mark.parametrize("field", ["A_log", "dt_bias", "in_proj", "ssm_state_size"])
 def test_a_layer_of_a_hybrid_that_is_no_longer_known_is_not_left_to_the_library(library_model, field):
     delattr(library_model.model.layers[0].mamba, field)
     with pytest.raises(
@@ -165,9 +165,11 @@ def test_another_activation_is_refused(library_model):
         mamba.install(library_model)
 
 
-def test_falcons_mixer_which_scales_what_it_projects_keeps_its_own_forward():
+def test_mamba_1_and_falcons_mixer_which_scales_what_it_projects_keep_their_own_forward():
     config = FalconH1Config(
         vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, mamba_d_ssm=32, mamba_n_heads=2, mamba_d_head=16, mamba_d_state=8,
     )  # fmt: skip
     assert mamba.install(FalconH1ForCausalLM(config)) == 0
+    first = MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=8)
+    assert mamba.install(MambaForCausalLM(first)) == 0
