@@ -12,7 +12,7 @@ import math
 import os
 import platform
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -63,8 +63,8 @@ def detect_all() -> list[Device]:
 
 
 def least_capable(gpus: list[Device]) -> Device:
-    """The GPU whose precision and memory all of them have: what several that train together are planned for."""
-    return min(gpus, key=lambda gpu: (gpu.capability or (0, 0), gpu.memory_gb))
+    """The precision and the memory that all of them have: what several that train together are planned for."""
+    return replace(min(gpus, key=lambda gpu: gpu.capability or (0, 0)), memory_gb=min(gpu.memory_gb for gpu in gpus))
 
 
 def _detect_gpu(index: int) -> Device:

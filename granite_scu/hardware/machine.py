@@ -33,7 +33,7 @@ class Machine:
     """What the run will run on, resolved.
 
     Attributes:
-        device: what was found; of several unlike GPUs, the least.
+        device: what was found; of several unlike GPUs, what all of them have.
         accelerator: "cpu" or "cuda".
         precision: one of Lightning's precision strings.
         devices: processes on this node.
@@ -217,9 +217,9 @@ def _tell_of_unlike(gpus: list[Device], least: Device) -> None:
     if len({(gpu.name, round(gpu.memory_gb)) for gpu in gpus}) > 1:
         cards = ", ".join(f"{gpu.name} with {gpu.memory_gb:.1f} GiB" for gpu in gpus)
         log.warning(
-            "--multi-gpu: the GPUs differ (%s); precision and memory are planned for %s. CUDA_VISIBLE_DEVICES names "
-            "those to use",
-            *(cards, least.name),
+            "--multi-gpu: the GPUs differ (%s); precision is planned for %s and memory for %.1f GiB. "
+            "CUDA_VISIBLE_DEVICES names those to use",
+            *(cards, least.name, least.memory_gb),
         )
 
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from devices import A100, CPU, P100, T4
+from devices import A100, CPU, P100, RTX_3090, T4
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig, RunConfig, TrainerConfig
@@ -55,7 +55,10 @@ def test_of_unlike_gpus_the_least_decides_and_one_process_minds_its_own_only(on,
     plain = BaseConfig(compile=False)
     found = on(gpus[0], plain, gpus=gpus, run=RunConfig(multi_gpu=True))
     assert (found.device.name, found.precision) == (T4.name, "16-mixed")
-    assert "NVIDIA A100" in caplog.text and f"planned for {T4.name}" in caplog.text
+    assert "NVIDIA A100" in caplog.text and f"planned for {T4.name} and memory for 15.0 GiB" in caplog.text
+    large = [dataclasses.replace(gpu, count=2) for gpu in (A100, RTX_3090)][::turn]
+    found = on(large[0], plain, gpus=large, run=RunConfig(multi_gpu=True))
+    assert (found.device.capability, found.free_gb) == (A100.capability, RTX_3090.memory_gb)
     caplog.clear()
     assert on(gpus[0], plain, gpus=gpus).device == gpus[0] and not caplog.text
     assert on(gpus[0], plain, run=RunConfig(multi_gpu=True)).device == gpus[0] and not caplog.text
