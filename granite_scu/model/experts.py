@@ -16,6 +16,7 @@ import torch
 from peft.tuners.lora.layer import ParamWrapper
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PretrainedConfig
 
 from granite_scu.config.errors import UserError
 
@@ -24,6 +25,15 @@ PARAMETERS = ("gate_up_proj", "down_proj")
 
 ALIGNED = 8
 """Numbers that a row of a grouped product is a multiple of: 16 bytes of 16-bit numbers, which the kernels want."""
+
+
+COUNTED = ("num_local_experts", "num_experts", "n_routed_experts")
+"""What configurations call the number of a layer's experts."""
+
+
+def number(config: PretrainedConfig) -> int:
+    """Experts of a layer; 0 in a model without."""
+    return next((found for name in COUNTED if (found := getattr(config, name, None))), 0)
 
 
 def stacks(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -49,8 +59,7 @@ def require(model: nn.Module) -> dict[str, nn.Parameter]:
     if found := stacks(model):
         return found
     kind = getattr(model.config, "model_type", "a")
-    mixture = getattr(model.config, "num_local_experts", 0) or getattr(model.config, "num_experts", 0)
-    has = "has experts of a form that is not known here" if mixture else "has no experts"
+    has = "has experts of a form that is not known here" if number(model.config) else "has no experts"
     raise UserError(f"--lora-experts: this {kind} model {has}; leave --lora-experts out")
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from granite_scu.config.settings import LoraConfig
-from granite_scu.model import adapters, loading
+from granite_scu.model import adapters, experts, loading
 from granite_scu.storage.kept import code_versions, kept
 
 RECURRENT = ("linear_attention", "mamba", "mamba2")
@@ -79,8 +79,8 @@ def _weights(adapted: Sequence[tuple[int, int, int]]) -> int:
 
 def _share_of_experts(config: PretrainedConfig) -> float:
     """Of a layer's experts, the share that a token is sent to; 0 without experts."""
-    experts = getattr(config, "num_local_experts", 0) or 0
-    return getattr(config, "num_experts_per_tok", 0) / experts if experts else 0.0
+    count = experts.number(config)
+    return getattr(config, "num_experts_per_tok", 0) / count if count else 0.0
 
 
 def flops_per_token(frozen_weights: int, adapter_weights: int, mixing: float) -> float:
@@ -110,15 +110,15 @@ def flops_per_token(frozen_weights: int, adapter_weights: int, mixing: float) ->
 def weights_in_products(model: nn.Module) -> int:
     """Weights that a token meets: of linear layers, convolutions and the head, and of the experts it is sent to."""
     config = model.config
-    experts = getattr(config, "num_local_experts", 0) or 0
+    count_of_experts = experts.number(config)
     share = _share_of_experts(config)
     head = model.get_output_embeddings()
     count = head.weight.numel()  # a product also where it shares the embedding's weights
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv1d) and module is not head:
             count += module.weight.numel()
-        elif experts:  # all experts of a layer lie in one parameter, the first dimension counts them
-            together = [p for p in module.parameters(recurse=False) if p.dim() == 3 and p.shape[0] == experts]
+        elif count_of_experts:  # all experts of a layer lie in one parameter, the first dimension counts them
+            together = [p for p in module.parameters(recurse=False) if p.dim() == 3 and p.shape[0] == count_of_experts]
             count += round(share * sum(p.numel() for p in together))
     return count
 

@@ -67,18 +67,20 @@ def test_the_embedded_hybrid():
 
 
 def test_of_experts_those_count_that_a_token_is_sent_to():
-    from transformers import GraniteMoeConfig
+    from transformers import GraniteMoeConfig, Qwen2MoeConfig
 
-    def weights(chosen: int) -> int:
-        config = GraniteMoeConfig(
+    def weights(chosen: int, kind=GraniteMoeConfig, **settings) -> int:
+        config = kind(
             vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
-            num_key_value_heads=2, num_local_experts=8, num_experts_per_tok=chosen,
+            num_key_value_heads=2, num_experts_per_tok=chosen, **settings,
         )  # fmt: skip
         with torch.device("meta"):
             return flops.weights_in_products(AutoModelForCausalLM.from_config(config))
 
     expert = 32 * 96 + 48 * 32  # gate and up together, and down
-    assert weights(4) - weights(2) == 2 * expert
+    named = {"num_local_experts": 8}, {"num_experts": 8, "kind": Qwen2MoeConfig, "moe_intermediate_size": 48}
+    for settings in named:
+        assert weights(4, **settings) - weights(2, **settings) == 2 * expert
 
 
 def test_a_count_is_kept_for_as_long_as_the_weights_are_the_same(small_granite, tmp_path, monkeypatch):
