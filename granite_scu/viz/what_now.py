@@ -45,6 +45,9 @@ _GUIDE = "guide: Mix in general data"
 _FAR = 0.1
 """Share of drift where the base answers general questions, without a budget, that is worth a word: of SmolLM2 on chats
 a run that lost no more answers than it won was at 0.09, one that lost 11 of 30 at 1.3."""
+_SCALED = 0.9
+"""What a run keeps of what it learned, to be within its budget of drift, below which a lower rate is advised: SmolLM2
+learned more at a third of the rate in each of four such runs (research/evidence/real/findings.md)."""
 _HALF = 0.5
 """Share of right answers that the whole interval is above, of a run that learned its data."""
 
@@ -187,7 +190,11 @@ def drifted(found: Mapping[str, Any], general: Mapping[str, Any], advised: float
         where += f", and by {percent(general['share'])} on {answers}"
     resting = found.get("bound") == "lower" and is_number(found.get("lambda"))
     low = f"; the budget bound nothing: λ rested at {found['lambda']:g} in the second half" if resting else ""
-    return f"{words}{asked}{where}{low}."
+    scale = found.get("scale")
+    high = ""
+    if is_number(scale) and scale < _SCALED:
+        high = f"; for that it was scaled by {scale:.2f}: a third of the learning rate learns more"
+    return f"{words}{asked}{where}{low}{high}."
 
 
 def ended(metrics: Mapping[str, Any]) -> str:

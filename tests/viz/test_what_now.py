@@ -181,6 +181,7 @@ def moved(share: float, budget: float | None, **more) -> dict:
          "by 1.8 % (at most 2 %), on 512 tokens of general text that the loop did not see, and by 23 % on 300 tokens"),
         (answered(24) | moved(0.0215, 0.02), "good", "by 2.15 % (budget 2 %, exceeded by less than a tenth), on"),
         (answered(24) | moved(0.01, 0.02, bound="lower"), "good", "bound nothing: λ rested at 0.84"),
+        (answered(24) | moved(0.02, 0.02, scale=0.42), "good", "scaled by 0.42: a third of the learning rate"),
         (answered(24) | moved(0.03, 0.02), "good", "by 3 %, more than the 2 % asked for"),
         (answered(24) | moved(0.14, None), "good", "to general questions): --max-drift 5% would hold it back."),
         (answered(24) | moved(0.14, None) | general(5, damaged=True), "damaged", "answers to general questions)."),
