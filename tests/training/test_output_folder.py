@@ -42,7 +42,7 @@ def test_its_configuration_given_to_another_run_neither_continues_nor_replaces(s
     assert (written["resume"], written["overwrite"]) == (None, False)
 
 
-def test_a_run_that_auto_began_anew_is_refused_where_it_has_checkpoints_by_now(settings, tmp_path):
+def test_a_run_that_auto_began_is_refused_where_it_has_checkpoints_by_now(settings, tmp_path):
     """As where a notebook trains once more what was interrupted."""
     run = prepare(Request.from_dotted(settings | {"run.resume": "auto"}))
     with locked_run_folder(run):
