@@ -2,9 +2,10 @@
 
 import copy
 import difflib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,6 +30,8 @@ from granite_scu.model.mamba2 import norm
 from granite_scu.model.mamba2.tiling import kind_of, product
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, WEIGHTS
 
+log = logging.getLogger(__name__)
+
 ADAPTER = "default"
 
 Switch: TypeAlias = Callable[[], AbstractContextManager]
@@ -48,13 +51,19 @@ KINDS = {"attention": ("attn", "attention"), "mamba": ("mamba", "mixer", "ssm"),
 """Kinds of layers that may be named together, and what the modules are called that hold them."""
 
 
+WITHOUT_OUT_PROJ = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+"""Types of models in which PEFT refuses an adapter of ``out_proj``, as the library's kernels would pass it over."""
+
+
 def targeted(model: nn.Module, config: LoraConfig) -> dict[str, nn.Module]:
     """The linear layers that are to be adapted, by their full names.
 
     Raises:
-        UserError: a target that the model has not, or no linear layer at all.
+        UserError: a target that the model has not, or that PEFT refuses in it, or no linear layer at all.
     """
     layers = linear_layers(model)
+    if model.config.model_type in WITHOUT_OUT_PROJ:
+        layers = {name: layer for name, layer in layers.items() if not name.endswith(".out_proj")}
     if not layers:
         raise UserError(f"--model: a {model.config.model_type} model has no linear layer for an adapter; take another")
     if config.targets is None:
@@ -68,7 +77,7 @@ def targeted(model: nn.Module, config: LoraConfig) -> dict[str, nn.Module]:
             close = difflib.get_close_matches(target, [*names, *kinds], 1)
             hint = f"did you mean {close[0]}? " if close else ""
             raise UserError(
-                f"--lora-targets {target}: no linear layer of the model is called so; {hint}there are "
+                f"--lora-targets {target}: no linear layer that can have an adapter is called so; {hint}there are "
                 f"{', '.join(kinds)} and all, and the layers {', '.join(names)}"
             )
         chosen |= found
@@ -115,6 +124,8 @@ def attach(model: nn.Module, config: LoraConfig) -> peft.PeftModel:
         UserError: a target name that no layer has, or experts that are not there.
     """
     targets = _target_modules(model, config)
+    if model.config.model_type in WITHOUT_OUT_PROJ:
+        _say_what_is_left_out(model.config.model_type)
     lora = peft.LoraConfig(
         r=config.resolved().rank,
         lora_alpha=config.resolved().alpha,
@@ -129,6 +140,11 @@ def attach(model: nn.Module, config: LoraConfig) -> peft.PeftModel:
         task_type="CAUSAL_LM",
     )
     return _with_our_products(peft.get_peft_model(model, lora, adapter_name=ADAPTER))
+
+
+@cache
+def _say_what_is_left_out(kind: str) -> None:
+    log.warning("--model: out_proj of a %s model gets no adapter, PEFT refuses it there; the other layers do", kind)
 
 
 def read_config(folder: Path) -> peft.PeftConfig:

@@ -9,6 +9,7 @@ from rounding import OF_EMBEDDED, rounding
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
+from transformers import MambaConfig, MambaForCausalLM
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
@@ -51,6 +52,14 @@ def test_every_linear_layer_but_the_head_gets_an_adapter(model):
     assert len(expected) == 28
     assert set(linear_layers(model)) == expected
     assert set(low_rank_updates(attach(model, LoraConfig()))) == expected
+
+
+def test_where_peft_refuses_a_layer_the_others_get_an_adapter(caplog):
+    small = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=8))
+    with pytest.raises(UserError, match=r"^--lora-targets out_proj: no linear layer that can .*dt_proj, in_proj"):
+        attach(small, LoraConfig(targets=["out_proj"]))
+    adapted = {name.rpartition(".")[2] for name in low_rank_updates(attach(small, LoraConfig()))}
+    assert adapted == {"in_proj", "x_proj", "dt_proj"} and "out_proj of a mamba model gets no adapter" in caplog.text
 
 
 def test_only_the_adapters_are_trained_and_they_start_at_no_change(model):
