@@ -22,7 +22,7 @@ def settings_of_the_run(given: dict[str, Any], files: Sequence[Layer], usual: Se
     are now. All that the user gives comes over both.
 
     Args:
-        given: what flags and keys say, by dotted key; loses the search for a batch.
+        given: what flags and keys say, by dotted key.
         files: that are given, one of which may name the run folder.
         usual: what changes defaults, which may name it where nobody does.
 
@@ -45,11 +45,6 @@ def settings_of_the_run(given: dict[str, Any], files: Sequence[Layer], usual: Se
                     "for those add --config %s", folder, file)  # fmt: skip
         return []
     settings = check_plain(file, asked)
-    # The file has the batch that was found, which the run keeps.
-    if str(given.get("run.auto_batch_size")).lower() == "true":
-        log.info("--auto-batch-size: the batch that was found is kept")
-        for key in ("run.auto_batch_size", "data.batch_size", "trainer.accumulate_grad_batches"):
-            given.pop(key, None)
     return [of_file(str(file)), Layer(A_FLAG, now | _files_from_here(settings, folder, asked))]
 
 

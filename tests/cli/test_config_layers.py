@@ -334,12 +334,6 @@ def test_a_run_of_an_earlier_version_is_continued(tmp_path):
         script("--output-dir", str(tmp_path), *CONTINUES)
 
 
-def test_a_run_that_looked_for_its_batch_is_continued_by_the_same_flags(tmp_path):
-    asked = ("--test-run", "--batch-size", "8", "--auto-batch-size")
-    (tmp_path / "config.yaml").write_text(script("--test-run", "--batch-size", "2").yaml)
-    assert script(*asked, "--output-dir", str(tmp_path), *CONTINUES).data.batch_size == 2
-
-
 @pytest.mark.parametrize("resume", [CONTINUES, ("--run.resume", "last"), ("--run.resume=last", "--run.keep=2")])
 def test_a_run_is_continued_with_its_own_settings_by_flag_and_by_key(tmp_path, resume):
     (tmp_path / "config.yaml").write_text(script("--test-run", "--batch-size", "2").yaml)

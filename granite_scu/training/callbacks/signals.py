@@ -28,6 +28,9 @@ REQUEUE = getattr(signal, "SIGUSR1", None)
 """Under SLURM: save, and put the job into the queue again (``#SBATCH --signal=SIGUSR1@90``)."""
 
 
+ABOVE_ALL = 128
+"""Added to that, so that it counts whatever other signal comes: they are compared by their numbers, on all ranks."""
+
 LOST = [getattr(signal, name) for name in ("SIGHUP", "SIGXCPU", "SIGUSR2") if hasattr(signal, name)]
 """The terminal is gone, the processor time allowed is used up, and what schedulers send ahead of the end: each would
 kill at once. Under nohup the first is ignored, and stays so."""
@@ -103,7 +106,7 @@ class GracefulStop(L.Callback):
         if number == signal.SIGINT and sys.stderr.isatty():
             with suppress(OSError):  # by no stream of Python's: one may be in the middle of a write
                 os.write(sys.stderr.fileno(), _ONCE_MORE)
-        self.received = max(self.received, number)
+        self.received = max(self.received, number + ABOVE_ALL * (number == REQUEUE))
 
     def _let_go(self) -> None:
         for number, handler in self._previous.items():
@@ -111,7 +114,7 @@ class GracefulStop(L.Callback):
         self._previous = {}
 
     def _stop_if_asked(self, trainer: L.Trainer) -> None:
-        number = self._over_ranks(self.received)
+        number = self._over_ranks(self.received) % ABOVE_ALL
         if not number:
             return
         self.save(trainer)

@@ -1,5 +1,6 @@
 """What a Ctrl-C says. What it does: tests/integration/test_killed.py."""
 
+import math
 import os
 import pty
 import signal
@@ -45,6 +46,8 @@ def test_the_sigterm_that_follows_another_signal_is_no_second_one(tmp_path, monk
     stop = GracefulStop(RunFolder(tmp_path), save=lambda trainer: None, resume_command="")
     monkeypatch.setattr(signals, "_requeue", lambda: stop._note(signal.SIGTERM, None))
     stop._note(signals.REQUEUE, None)
+    stop._note(signal.SIGTERM, None)  # within the same step, and of a larger number
+    monkeypatch.setattr(stop, "_terminated", math.inf)
     with pytest.raises(Stopped, match="stopped by SIGUSR1 after step 3"):
         stop._stop_if_asked(SimpleNamespace(is_global_zero=True, global_step=3))
     assert (tmp_path / STOPPED).is_file()
