@@ -33,10 +33,11 @@ def settings_of_the_run(given: dict[str, Any], files: Sequence[Layer], usual: Se
     resume = given["run.resume"]
     if resume in (LAST, AUTO):
         named = [*asked.maps, *(layer.values for layer in usual), {"run.output_dir": RunConfig.output_dir}]
-        folder = Path(str(ChainMap(*named)["run.output_dir"])).expanduser()
+        output = str(ChainMap(*named)["run.output_dir"])
     else:
-        folder = Path(resume).expanduser().parent
-    now = {"run.output_dir": str(folder), "run.overwrite": False}  # it replaced another run once, and may not again
+        output = str(Path(resume).parent)
+    folder = Path(output).expanduser()
+    now = {"run.output_dir": output, "run.overwrite": False}  # it replaced another run once, and may not again
     file = folder / "config.yaml"
     if not file.is_file():
         return [Layer(A_FLAG, now)]

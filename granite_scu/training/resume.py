@@ -110,7 +110,7 @@ def with_checkpoint_settings(request: Request, resume: Resume) -> Request:
     unset = [key for key in keys if key not in request.given or key in searched]
     values = {key: value for key in unset if (value := before.get(flags.NAMES[key])) is not None}
     with attribute_errors_to_checkpoint(resume):
-        if "trainer.limit_val_batches" in unset:  # a smaller batch reads as much, in more of them
+        if "trainer.limit_val_batches" in unset and VALIDATED in before:  # as much of the text
             at_once = request.data.eval_batch_size or values.get("data.batch_size", request.data.batch_size)
             values["trainer.limit_val_batches"] = math.ceil(before[VALIDATED] / at_once)
         if any(not isinstance(value, float | int | str) or isinstance(value, bool) for value in values.values()):
