@@ -43,6 +43,11 @@ def check_files(folder: Path, name: str) -> None:
                 f"folder by --adapter {name} to continue from it"
             )
         raise UserError(f"--model {name}: the folder holds no config.json, so it is not a saved model")
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise UserError(
+            f"--model {name}: the folder holds an adapter beside the whole model, which transformers would put on top "
+            f"of it; move {ADAPTER_CONFIG} away, or the model to a folder of its own"
+        )
     for file in ("config.json", "tokenizer.json", "tokenizer.model"):
         if (folder / file).is_file():
             _refuse_pointer(folder / file, name)
@@ -135,6 +140,11 @@ def check_kind(config: PretrainedConfig, name: str) -> None:
         raise UserError(
             f"--model {name}: a {config.model_type} model is no causal language model; take one that continues text"
         )
+    if config.get_text_config() is not config and not hasattr(config, "num_hidden_layers"):
+        raise UserError(
+            f"--model {name}: a {config.model_type} model reads pictures or sound beside text, which cannot be trained "
+            "on here; take one of text alone"
+        )
     if getattr(config, "quantization", None):
         raise UserError(f"--model {name}: its weights are quantised for MLX, and {_INSTEAD}")
     method = quantised_by(config)
@@ -180,7 +190,7 @@ def _refuse_pointer(file: Path, name: str) -> None:
         )
 
 
-_COMPUTED = re.compile(r"\.(inv_freq|masked_bias|position_ids|num_batches_tracked)$")
+_COMPUTED = re.compile(r"\.(inv_freq|masked_bias|position_ids|num_batches_tracked|attn(\.attention)?\.bias)$")
 """What files of older versions hold besides weights, and every model computes itself."""
 
 

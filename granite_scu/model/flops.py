@@ -133,10 +133,11 @@ def mixing_products(config: PretrainedConfig, block_size: int) -> float:
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     mamba = sum(kind in RECURRENT for kind in kinds)
     window = min(getattr(config, "sliding_window", None) or block_size, block_size)
+    heads = getattr(config, "num_attention_heads", 0)  # none of models that are recurrent alone
     met = {"sliding_attention": window - window**2 / (2 * block_size)}  # the first tokens of a block have less behind
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)
     spans = sum(met.get(kind, block_size / 2) for kind in kinds if kind not in RECURRENT)
-    attention = 2 * config.num_attention_heads * width
+    attention = 2 * heads * width
     state = [getattr(config, f"mamba_{name}", 0) for name in ("n_heads", "d_head", "d_state")]
     scan = 2 * math.prod(state)
     return spans * attention + mamba * scan

@@ -357,7 +357,7 @@ def lora_of(config: LoraConfig, start: InitialAdapter) -> LoraConfig:
         UserError: something was asked for that the adapter has otherwise.
     """
     has = start.adapter.config
-    targets = has.target_modules if isinstance(has.target_modules, str) else sorted(has.target_modules)
+    targets = has.target_modules if isinstance(has.target_modules, str) else sorted(has.target_modules or ())
     asked = None if config.targets is None else sorted(listed(config.targets))
     on_experts, stabilised = bool(has.target_parameters), bool(has.use_rslora)
     for flag, wanted, found in (
@@ -384,7 +384,7 @@ def lora_of(config: LoraConfig, start: InitialAdapter) -> LoraConfig:
             "experts too, and adapters of experts have no dropout; leave --lora-dropout out"
         )
     own = {"rank": has.r, "alpha": float(has.lora_alpha), "rslora": stabilised, "experts": on_experts}
-    return replace(config, **own, targets=listed(targets))
+    return replace(config, **own, targets=listed(targets) or None)  # of experts alone PEFT names none
 
 
 def _in_words(value: object) -> str:

@@ -7,10 +7,11 @@ import torch
 from outcomes import refusal
 from references import HEADS, SIZES, granite, llama
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM, T5Config
+from transformers import BertConfig, BertLMHeadModel, Gemma3Config, LlamaConfig, LlamaForCausalLM, T5Config
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig, LoraConfig
-from granite_scu.model import adapters, flops, loading
+from granite_scu.model import adapters, base_files, flops, loading
 from granite_scu.model.loss import summed_nats
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -97,7 +98,7 @@ def test_what_sound_files_have_is_no_difference(look, kind, tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="2KB" if kind == "shards" else "1GB")
     assert (tmp_path / INDEX).is_file() == (kind == "shards")
     if kind == "buffers of old files":
-        old = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+        old = {f"model.layers.0.{name}": torch.ones(4) for name in ("self_attn.rotary_emb.inv_freq", "attn.bias")}
         with_tensors(lambda tensors: tensors | old)(tmp_path)
     look(tmp_path)
 
@@ -188,6 +189,11 @@ def test_a_model_that_does_not_continue_text_is_refused(look, kind, tmp_path):
     assert f"a {kind} model is no causal language model" in refused(look, tmp_path)
 
 
+def test_a_model_that_reads_pictures_too_is_refused():
+    with pytest.raises(UserError, match="a gemma3 model reads pictures or sound beside text"):
+        base_files.check_kind(Gemma3Config(), "mine")
+
+
 @LOOKS
 @pytest.mark.parametrize("wrong", [{"hidden_size": "wide"}, {"num_attention_heads": 0}, {"model_type": []}, ROPE])
 def test_a_wrong_value_in_the_configuration_is_one_line(look, wrong, tmp_path):
@@ -200,6 +206,8 @@ def test_a_wrong_value_in_the_configuration_is_one_line(look, wrong, tmp_path):
 def test_an_adapter_is_no_base(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     assert f"--adapter {tmp_path}" in refused(loading.load_tokenizer, tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    assert "move adapter_config.json away" in refused(loading.load_tokenizer, tmp_path)
 
 
 @pytest.mark.parametrize("in_4_bits", [False, True])

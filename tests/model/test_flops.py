@@ -66,6 +66,12 @@ def test_the_embedded_hybrid():
     assert 4 * 0.99 * size.frozen < size.flops_per_token - 6 * size.trained < 4 * 1.1 * size.frozen
 
 
+def test_a_model_without_attention_has_none_to_count():
+    from transformers import MambaConfig
+
+    assert flops.mixing_products(MambaConfig(num_hidden_layers=2), BLOCK) == 0
+
+
 def test_of_experts_those_count_that_a_token_is_sent_to():
     from transformers import GraniteMoeConfig, Qwen2MoeConfig
 

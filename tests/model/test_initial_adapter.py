@@ -182,6 +182,8 @@ def test_what_is_not_asked_for_is_the_adapters(adapter, small_granite):
     found = saved_adapter.lora_of(LoraConfig(rank=3, dropout=0.1), start)
     assert (found.rank, found.alpha, found.targets, found.dropout) == (3, 7.0, sorted(TARGETS), 0.1)
     assert LoraConfig().resolved() == LoraConfig(rank=16, alpha=32.0)
+    start.adapter.config.target_modules = None  # as PEFT has it for experts alone
+    assert saved_adapter.lora_of(LoraConfig(), start).targets is None
 
 
 @pytest.mark.parametrize(
