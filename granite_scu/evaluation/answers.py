@@ -26,7 +26,7 @@ from granite_scu.data.tokens.encoding import encode
 from granite_scu.data.tokens.special_tokens import THINKING, ReadAs
 from granite_scu.data.tokens.stream import Stream
 from granite_scu.evaluation.answer_score import RULE, is_as_expected, is_json, wilson
-from granite_scu.evaluation.statistics import BY_CHANCE, sign_test
+from granite_scu.evaluation.statistics import is_more
 from granite_scu.model.adapters import Switch
 
 log = logging.getLogger(__name__)
@@ -442,7 +442,7 @@ def figures(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, int]:
 
 def summary(records: Sequence[Mapping[str, Any]], asked: int) -> dict[str, Any]:
     """The answers of ``base`` and ``adapter`` for ``scu_metrics.json``; ``asked`` is what there was to be answered.
-    ``better`` and ``worse``: more became right than wrong, or fewer, than chance explains (sign test)."""
+    ``better`` and ``worse``: more became right than wrong, or fewer, than chance explains."""
     of_adapter = figures(records, "adapter")
     changes = Counter(record["scores"]["adapter"]["right"] - record["scores"]["base"]["right"] for record in records)
     return {
@@ -454,8 +454,8 @@ def summary(records: Sequence[Mapping[str, Any]], asked: int) -> dict[str, Any]:
         "interval": list(wilson(of_adapter["right"], len(records))),
         "became_right": changes[1],
         "became_wrong": changes[-1],
-        "better": sign_test(changes[1], changes[-1]) < BY_CHANCE,
-        "worse": sign_test(changes[-1], changes[1]) < BY_CHANCE,
+        "better": is_more(changes[1], changes[-1], changes[0], of_adapter["right"]),
+        "worse": is_more(changes[-1], changes[1], changes[0], len(records) - of_adapter["right"]),
         "rule": RULE,
         "json": sum(is_json(record["expected"]) for record in records),
     }

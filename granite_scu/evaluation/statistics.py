@@ -97,3 +97,19 @@ def sign_test(more: int, fewer: int) -> float:
     """
     changed = more + fewer
     return sum(math.comb(changed, count) for count in range(more, changed + 1)) / 2**changed
+
+
+def is_more(more: int, fewer: int, same: int, after: int) -> bool:
+    """Whether chance does not explain the changes of one kind: by the sign test or, of few questions, by Fisher's exact
+    test of the counts, each at half of ``BY_CHANCE``.
+
+    >>> is_more(4, 0, 0, 4), is_more(3, 0, 0, 3), is_more(9, 6, 15, 20)
+    (True, False, False)
+
+    Args:
+        more, fewer, same: answers that changed in that kind, in the other, and not.
+        after: how many are of that kind now.
+    """
+    n, both = more + fewer + same, 2 * after - more + fewer
+    ways = sum(math.comb(n, k) * math.comb(n, both - k) for k in range(after, min(n, both) + 1))
+    return min(sign_test(more, fewer), ways / math.comb(2 * n, both)) < BY_CHANCE / 2
