@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from granite_scu.config.errors import UserError, one_line
-from granite_scu.data.sources.documents import ASSISTANT, REASONING, Conversation
+from granite_scu.data.sources.documents import ASSISTANT, REASONING, WEIGHT, Conversation
 from granite_scu.data.tokens.pieces import Piece
 from granite_scu.data.tokens.special_tokens import THINKING, Places, ReadAs, SpecialTokens, placeholders
 from granite_scu.data.tokens.turns import Marked, Spelling, Text, mark, spellings
@@ -374,10 +374,9 @@ class Renderer:
         after = 0
         if conversation.n_prompt:
             after = len(self._text(conversation, conversation.messages[: conversation.n_prompt]))
-        own = [i for i, message in enumerate(conversation.messages) if message["role"] == ASSISTANT]
         found = []
-        for number, (start, stop) in enumerate(spans):
-            if start < after or (len(own) == len(spans) and own[number] not in conversation.said):
+        for i, (start, stop) in zip(self._speakers(conversation, whole, spans), spans, strict=True):
+            if start < after or i not in conversation.said:
                 continue
             found.append((start, self._behind_ending(conversation, whole, self._without_line_end(whole[:stop], start))))
         says = (conversation.messages[i].get(field) for i in conversation.said for field in ("content", "tool_calls"))
@@ -387,6 +386,28 @@ class Renderer:
                 "{% generation %} and {% endgeneration %}; correct the template, or use --loss-on all"
             )
         return whole, found
+
+    def _speakers(self, conversation: Conversation, whole: str, spans: Sequence[tuple[int, int]]) -> list[int]:
+        """The message of the assistant that stands in each of the template's tags; some templates have several each.
+
+        By the last message whose words begin before the end of the tag, or the answer that follows it: one that calls
+        tools alone has none.
+        """
+        own = [i for i, message in enumerate(conversation.messages) if message["role"] == ASSISTANT]
+        if len(own) == len(spans):
+            return own
+        if all(message.get(WEIGHT, 1) for message in conversation.messages) or not conversation.said:
+            return (conversation.said[-1:] or [-1]) * len(spans)  # all are learned, or none
+        marked, rendered = self._marked(conversation)
+        places = marked.places(rendered, whole)
+        if places is None:
+            raise UserError(
+                f"--data-dir {conversation.name}: the chat template has several {{% generation %}} tags for an answer "
+                "and changes what it shows of the messages, so those of weight 0 cannot be told from the rest; leave "
+                "the weights out, or give a template with one by --chat-template"
+            )
+        begun = [max((i for i, each in places.items() if each[0][0] < stop), default=0) for _, stop in spans]
+        return [next((i for i in own if i >= before), own[-1]) for before in begun]
 
     def _behind_ending(self, conversation: Conversation, whole: str, stop: int) -> int:
         """``stop``, or behind the control token there that ends an answer, where the tags leave that out."""

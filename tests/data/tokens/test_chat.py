@@ -185,10 +185,14 @@ def test_a_system_prompt_is_read_and_the_same_is_learned(chatting, tmp_path, tag
     assert chatting.decode(encode(documents, prompted).tokens).count("be kind") == 3  # once in each, and once said
 
 
-@pytest.mark.parametrize("tagged", [False, True], ids=["by prefixes", "by tags"])
+@pytest.mark.parametrize(
+    "tagged",
+    ["", "{{ m.content }}", "{{ m.content[0] }}{% endgeneration %}{% generation %}{{ m.content[1:] }}"],
+    ids=["by prefixes", "by tags", "by several"],
+)
 def test_a_message_of_weight_0_is_not_learned(chatting, tmp_path, tagged):
     if tagged:
-        answers = "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}"
+        answers = f"{{% if m.role == 'assistant' %}}{{% generation %}}{tagged}{{{{ eos_token }}}}{{% endgeneration %}}"
         chatting.chat_template = (
             f"{{% for m in messages %}}{answers}{{% else %}}{{{{ m.content }}}}{{% endif %}}{{% endfor %}}"
         )
