@@ -155,6 +155,22 @@ def max_positions(config: PretrainedConfig) -> int | None:
     return getattr(config, "max_position_embeddings", None) if rotary else None
 
 
+def has_position_table(config: PretrainedConfig) -> bool:
+    """Whether a model looks positions up in a table, as OPT and GPT-J do: one beyond ``max_positions`` is an error.
+
+    Rotary ones are computed, so that a longer text is merely one that the model was not made for.
+    """
+    most = max_positions(config)
+    if not most or hasattr(config, "rope_parameters"):
+        return False
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    words = model.get_input_embeddings()
+    tables = [m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding) and m is not words]
+    tables += [buffer for name, buffer in model.named_buffers() if name.endswith("embed_positions")]
+    return any(most <= len(table) <= most + 2 for table in tables)  # some have rows before the first position
+
+
 def choose_attention(config: PretrainedConfig, asked: str, taken: str) -> str:
     """The attention implementation that a model runs in.
 

@@ -85,6 +85,9 @@ def open_base(
         raise UserError(
             f"--block-size {block_size}: shorter than the {width} tokens that a convolution of {name} spans"
         )
+    most = loading.max_positions(config)
+    if "data.block_size" in request.given and most and block_size > most and loading.has_position_table(config):
+        raise UserError(f"--block-size {block_size}: {name} has {most} positions; --block-size {most} is the most")
     size = flops.measure(name, request.lora, block_size, start and start.shapes)
     return request, Base(tokenizer, config, start, size)
 
@@ -142,7 +145,8 @@ def _seconds_of_a_step(request: Request, model: Base, machine: machines.Machine)
         return {}
     if 4 * model.size.frozen > machine.memory_limit(None):  # bytes of fp32
         return {}
-    setting = replace(memory_budget.setting_of(request, machine), batch_size=TRIED[0], block_size=TRIED[1])
+    block_size = min(TRIED[1], loading.max_positions(model.config) or TRIED[1])
+    setting = replace(memory_budget.setting_of(request, machine), batch_size=TRIED[0], block_size=block_size)
     known = [machine.device.name, torch.get_num_threads()]
     paces = {
         name: step_time.on_cpu(model.config, replace(setting, dtype=loading.WEIGHT_DTYPES[name]), known)

@@ -1,5 +1,6 @@
 """What a run settles of its machine once the base model is known."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,12 @@ import torch
 from devices import AMX, CPU
 
 from granite_scu.cli.script_flags import translate
+from granite_scu.config.errors import UserError
+from granite_scu.config.request import Request
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.hardware import detection
 from granite_scu.model import flops, loading, step_time
-from granite_scu.training.base import Base, settle_machine
+from granite_scu.training.base import Base, open_base, settle_machine
 from granite_scu.training.resume import Resume, with_checkpoint_settings
 
 
@@ -49,3 +52,17 @@ def test_a_run_keeps_a_precision_that_its_kind_of_device_chose_and_this_one_has(
     layers, _ = translate(["--model", TINY_MODEL, "--data-dir", "stdlib-docs", "--accelerator", "cpu"])
     resume = Resume(Path("checkpoint-6"), {"settings": {"device": before, "--precision": was}}, in_place=True)
     assert with_checkpoint_settings(layers.request(), resume).trainer.precision == kept
+
+
+@pytest.mark.parametrize("kind", ["opt", "llama"])
+def test_a_block_beyond_a_table_of_positions_is_refused_and_beyond_others_is_not(tmp_path, kind):
+    loading.load_tokenizer(TINY_MODEL).save_pretrained(tmp_path)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "word_embed_proj_dim": 16}
+    config = {"model_type": kind, "max_position_embeddings": 128, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    request = Request.from_dotted({"base.name": str(tmp_path), "data.path": "stdlib-docs", "data.block_size": 256})
+    if kind == "llama":
+        open_base(request, None, None)
+        return
+    with pytest.raises(UserError, match=r"--block-size 256: .* has 128 positions; --block-size 128 is the most"):
+        open_base(request, None, None)
