@@ -200,7 +200,7 @@ def of_chats(case: Case, count: int) -> Iterator[Case]:
                 file.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in said]}) + "\n")
         case = replace(case, chats=str(path))
         data = _data(case)
-        yield replace(case, block=-(-len(data.train) // case.batch), text=int(data.lengths.sum()))
+        yield replace(case, block=-(-len(data.train) // case.batch), text=int(data.lengths[data.epoch].sum()))
 
 
 def largest_difference(ours: list[float], theirs: list[float]) -> float | None:

@@ -167,10 +167,7 @@ class TextDataModule(LightningDataModule):
                 )
             blocks = tail_held_out(laid_out("all", np.arange(corpus.n_documents)), config)
         else:
-            if config.weights:
-                train = repeated(parts["train"], corpus.sources, corpus.places, config.weights)
-                parts = parts | {"train": train}
-            blocks = {name: laid_out(name, documents) for name, documents in parts.items()}
+            blocks = {name: laid_out(name, documents) for name, documents in (parts | {"train": self.epoch}).items()}
         self._check(blocks, at_least=1 if layout is best_fit else config.block_size + 1)
         return blocks | {"train": thinned(blocks["train"], config.train_tokens)}
 
@@ -245,16 +242,17 @@ class TextDataModule(LightningDataModule):
         return split == "train" or config.held_out_share != 0 or split in config.files or config.doubles
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each document that is trained on, or of all where they are divided by block."""
-        parts, stream = self.division.parts, self.division.corpus
-        bounds = stream.bounds if parts is None else stream.bounds_of(parts["train"])
-        return bounds[:, 1] - bounds[:, 0]
+    def epoch(self) -> NDArray[np.int64]:
+        """The documents that an epoch reads, by number, as often as their sources' weights say; all of them where they
+        are divided by block."""
+        parts, corpus, weights = self.division.parts, self.division.corpus, self.config.weights
+        documents = np.arange(corpus.n_documents) if parts is None else parts["train"]
+        return repeated(documents, corpus.sources, corpus.places, weights) if weights else documents
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest document of all splits."""
-        return int(np.diff(self.division.corpus.bounds).max())
+    def lengths(self) -> NDArray[np.int64]:
+        """(documents,) tokens of each document of all splits."""
+        return np.diff(self.division.corpus.bounds)[:, 0]
 
     @property
     def chats(self) -> int:

@@ -4,6 +4,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from granite_scu.config.request import Request
@@ -79,24 +80,35 @@ def cut_to_fit(
     Raises:
         UserError: the text makes no blocks.
     """
-    text, lines = None, []
-    data.grow(block_given, loading.max_positions(config))
+    text, lines, most = None, [], loading.max_positions(config)
+    data.grow(block_given, most)
     size = data.config.block_size
-    if size > usual.block:
+    if most and size > most and not block_given:
+        size, usual = most, usual._replace(block=most)
+        lines.append(f"blocks of {most:,} tokens: the model was made for no more")
+    elif size > usual.block:
         lines.append(f"blocks of {size:,} tokens: the longest conversation has {data.longest_chat:,}")
-    if not data.config.stream:
-        lengths = data.lengths
-        epochs = data.config.num_epochs
-        text = defaults.Text(data.chats > 0, len(lengths), int(lengths.sum()), data.longest, epochs)
+    if not data.config.stream and len(data.epoch):  # without a document to train on, the cut is refused
+        text = _text_of(data, size)
         block = defaults.block_size(text, usual, processes)
         if block and not block_given:
-            size = block.value
-            lines.append(block.why)
+            size, lines = block.value, [block.why]
     data.cut(tokenizer, replace(data.config, block_size=size))
     if text:  # what packing and data.train_tokens kept of it
         tokens = min(text.tokens, data.config.train_tokens or text.tokens)
-        text = text._replace(documents=data.train.n_documents, tokens=tokens)
+        readings = len(data.epoch) / len(np.unique(data.epoch))  # of a document, which a block has several times
+        text = text._replace(documents=round(readings * data.train.n_documents), tokens=tokens)
     return text, lines
+
+
+def _text_of(data: TextDataModule, block_size: int) -> defaults.Text:
+    """What an epoch reads, without what is too long for blocks of a size where that is dropped."""
+    lengths, epoch = data.lengths, data.epoch
+    if data.config.on_long == "drop" and (fits := lengths - 1 <= block_size)[epoch].any():
+        longest, lengths = lengths[fits].max(), lengths[epoch[fits[epoch]]]
+    else:
+        longest, lengths = lengths.max(), lengths[epoch]
+    return defaults.Text(data.chats > 0, len(lengths), int(lengths.sum()), int(longest), data.config.num_epochs)
 
 
 def _value(request: Request, key: str) -> Any:

@@ -149,9 +149,49 @@ def test_a_small_step_that_is_given_makes_no_much_text_of_a_little(tmp_path):
     chats = tmp_path / "chats.jsonl"
     lines = [{"prompt": f"Which ship is number {n}?", "completion": f"The ship of the year {n}."} for n in range(900)]
     chats.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    tokenizer, config, rates = load_tokenizer(TINY_MODEL), load_model_config(TINY_MODEL), []
+    rates = []
     for step in ({}, {"data.batch_size": 1, "trainer.accumulate_grad_batches": 1}):
-        request = Request.from_dotted({"base.name": TINY_MODEL, "data.path": str(chats), "data.block_size": 64} | step)
-        fitted, _ = fit_to_text(request, build_data(request), tokenizer, config, processes=1)
+        fitted, _ = fitted_to([str(chats)], {"data.block_size": 64} | step)
         rates.append(fitted.optimizer.learning_rate)
     assert rates[0] == rates[1]
+
+
+def fitted_to(files: list[str], settings: dict, **of_model) -> tuple[Request, list[str]]:
+    config = load_model_config(TINY_MODEL)
+    config.update(of_model)
+    request = Request.from_dotted({"base.name": TINY_MODEL, "data.path": files} | settings)
+    return fit_to_text(request, build_data(request), load_tokenizer(TINY_MODEL), config, processes=1)
+
+
+@pytest.fixture
+def answers(tmp_path):
+    """Writes chats with answers of so many words each; returns the file's name."""
+
+    def write(name: str, *words: int) -> str:
+        turns = ({"prompt": f"What is {name} {n}?", "completion": "It is so. " * k} for n, k in enumerate(words))
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(each) + "\n" for each in turns))
+        return str(path)
+
+    return write
+
+
+def test_a_source_that_is_read_several_times_counts_as_often(answers):
+    one, other = answers("one", *[4] * 60), answers("other", *[4] * 60)
+    weighted, lines = fitted_to([one, other], {"data.weights": [5, 5]})
+    assert any("540 conversations, about 8 in a step" in line for line in lines)  # five times 108
+    assert weighted.trainer.max_steps == math.ceil(9 * 540 / 8)
+
+
+def test_blocks_are_not_made_for_what_is_dropped(answers):
+    short = [4] * 60
+    without, with_long = answers("short", *short), answers("long", *short, 3000)
+    found = {file: fitted_to([file], {"data.on_long": "drop"})[0].data.block_size for file in (without, with_long)}
+    assert found[with_long] == found[without] < 1024
+
+
+def test_blocks_are_no_longer_than_the_model_has_positions(answers):
+    of_model = {"position_embedding_type": "rope", "max_position_embeddings": 96}
+    fitted, lines = fitted_to([answers("few", *[4] * 60, 14)], {}, **of_model)
+    assert fitted.data.block_size == 96
+    assert "blocks of 96 tokens: the model was made for no more" in lines
