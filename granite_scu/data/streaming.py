@@ -131,7 +131,7 @@ class StreamedBlocks(IterableDataset):
         config: the text and how it is cut.
         tokenizer: of the model.
         layout: of the documents of a megabyte of text.
-        held_out: texts that are not trained on, as ``Fingerprint.bare``.
+        held_out: texts that are not trained on, as ``Division.held_out``.
         seed: of the order of blocks.
         rank: this process's number.
         world_size: processes that share the stream.
@@ -211,7 +211,7 @@ class StreamedBlocks(IterableDataset):
         for source, document in in_turn(self.readers):
             known = as_document(document)
             if isinstance(known, Document):
-                if next(turn) % of == number and known.bare not in self.held_out:
+                if next(turn) % of == number and not {known.bare, known.question} & self.held_out:
                     yield from pieces_of(known, source, self.renderer.render, self.config.split_seed, SHARED)
                 continue
             for piece in pieces_of(known, source, self.renderer.render, self.config.split_seed, SHARED):
@@ -280,10 +280,7 @@ class StreamedDataModule(TextDataModule):
 
     def _streamed(self, start: int) -> DataLoader:
         rank, world_size = self._rank_and_world_size()
-        parts, layout = self.division.parts, self._layout(self.division.corpus.n_conversations)
-        assert parts is not None
-        held_out = self.division.corpus.bare[np.concatenate([parts["validation"], parts["test"]])]
-        texts = frozenset(held_out.tolist())
+        layout, texts = self._layout(self.division.corpus.n_conversations), self.division.held_out
         place = rank, world_size, start
         config = replace(self.config, on_long=self._on_long)
         of_model = {"rows": self.rows, "model": self.model_name}

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 from outcomes import refusal
 
@@ -36,12 +35,8 @@ def counts(data: TextDataModule) -> tuple[int, ...]:
 )
 def test_the_usual_share_of_conversations(n, held_out):
     from granite_scu.data.blocks.splitting import usual_share
-    from granite_scu.data.tokens.stream import OF_DOCUMENTS, OF_TOKENS, Corpus
 
-    every = np.arange(n, dtype=np.uint64)
-    facts = dict.fromkeys([*OF_TOKENS, *OF_DOCUMENTS], every) | {"is_chat": np.ones(n, bool)}
-    corpus = Corpus(**facts, names=[""] * n)
-    assert int(n * usual_share(corpus, np.arange(n)) + 1e-9) == held_out
+    assert int(n * usual_share(True, n) + 1e-9) == held_out
 
 
 def test_by_default_few_conversations_are_held_out_and_a_long_one_counts_as_one(chatting, tmp_path):
@@ -54,6 +49,37 @@ def test_by_default_few_conversations_are_held_out_and_a_long_one_counts_as_one(
     assert counts(data) == (54, 3, 3)
     assert data.config.block_size == 576  # 568 bytes and marks, a multiple of 64
     assert data.summary()["cut_answers"] == 0
+
+
+def asking(path, *questions: str) -> str:
+    """Conversations that ask these, each answered otherwise."""
+    turns = [
+        [{"role": "user", "content": question}, {"role": "assistant", "content": f"answer {number}"}]
+        for number, question in enumerate(questions)
+    ]
+    path.write_text("".join(json.dumps({"messages": each}) + "\n" for each in turns))
+    return str(path)
+
+
+def test_copies_that_are_held_out_count_once(chatting, tmp_path):
+    path = tmp_path / "train.jsonl"
+    chats(path, 30)
+    path.write_text("".join(line * 3 for line in path.read_text().splitlines(keepends=True)))
+    data = read(chatting, path=str(path))
+    assert counts(data) == (72, 3, 3) and data.summary()["copies_left_out"] == 12
+
+
+def test_answers_to_the_same_question_are_on_one_side(chatting, tmp_path):
+    path = asking(tmp_path / "train.jsonl", *(f"Question {number % 30}?" for number in range(120)))
+    data = read(chatting, path=path)
+    assert counts(data) == (96, 12, 12)
+    asked = [{*data.division.corpus.question[part].tolist()} for part in data.division.parts.values()]
+    assert [len(each) for each in asked] == [24, 3, 3] and len(set.union(*asked)) == 30
+
+
+def test_where_most_ask_the_same_the_answer_says_which_side(chatting, tmp_path, caplog):
+    data = read(chatting, path=asking(tmp_path / "train.jsonl", *["Tell me more!"] * 40))
+    assert counts(data) == (34, 3, 3) and "most chats ask the same" in caplog.text
 
 
 def test_a_conversation_without_an_answer_takes_no_place_among_those_held_out(chatting, tmp_path):

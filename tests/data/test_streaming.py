@@ -166,6 +166,15 @@ def test_what_is_held_out_is_never_trained_on_nor_are_its_copies(tokenizer, tmp_
     assert held_out <= {d.digest for d in beginning(data.config)[0]}  # for scoring afterwards
 
 
+def test_a_question_that_is_held_out_is_not_trained_on_with_another_answer(chatting, tmp_path):
+    path = tmp_path / "chats.jsonl"
+    pairs = [{"prompt": prompt, "completion": answer} for prompt in ("Who?", "Why?") for answer in ("One.", "Two.")]
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    held_out = frozenset({load(str(path), "text")[0].question})
+    pieces = StreamedBlocks(config_of(path), chatting, in_a_row, held_out, 0)._pieces(0, 1)
+    assert [piece.name.rpartition(":")[2] for piece in pieces] == ["3", "4"]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_goes_on_where_it_was(tokenizer, source, workers):
     """Past the end of a pass too, and whichever loader process comes next."""

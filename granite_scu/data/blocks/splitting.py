@@ -37,12 +37,21 @@ class Division:
             where validation and test have files of their own, or "nothing" where nothing is held out.
         parts: the numbers of the documents of each split, by its name; None when they are divided by block.
         streamed: whether training reads more documents, of which there is no record.
+        by_question: whether chats that ask the same are in one split, whatever the answer.
     """
 
     corpus: Corpus
     by: str
     parts: dict[str, NDArray[np.int64]] | None
     streamed: bool = False
+    by_question: bool = False
+
+    @property
+    def held_out(self) -> frozenset[int]:
+        """By which what is not to be trained on is known again: ``bare`` or ``question`` of documents."""
+        assert self.parts is not None
+        known = self.corpus.question if self.by_question else self.corpus.bare
+        return frozenset(known[np.concatenate([self.parts[name] for name in HELD_OUT])].tolist())
 
     @property
     def n_copies(self) -> int:
@@ -122,14 +131,11 @@ def divide(
     answered = learned(corpus.targets, corpus.bounds_of(rest)) if chats else np.ones(len(rest), bool)
     answered |= not answered.any()  # where none is, the split for training is refused
     unanswered, rest = rest[~answered], rest[answered]  # held out, those would fill a place and measure nothing
-    each = usual_share(corpus, rest) if share is None else share / len(wanted)
-    sizes = corpus.characters[rest] if not chats else np.ones(len(rest), np.uint64)  # each is a question, however long
-    facts = corpus.places[rest], sizes, corpus.bare[rest]
-    parts, reason = assign(*facts, dict.fromkeys(wanted, each), least=MIN_DOCUMENTS if share is None else 2)
+    parts, reason, by_question = _by_document(corpus, rest, chats, wanted, share)
     if parts is not None:
-        divided = {name: rest[part] for name, part in parts.items()} | given
+        divided = parts | given
         divided["train"] = np.union1d(divided["train"], unanswered)
-        return Division(corpus, "document", divided, streamed)
+        return Division(corpus, "document", divided, streamed, by_question)
     few_chats = chats and (share is not None or len(np.unique(corpus.bare[rest])) < MIN_DOCUMENTS)
     if given or few_chats:
         kind = "conversations" if chats else "documents"
@@ -154,16 +160,41 @@ def _of_sources(corpus: Corpus, splits: Sequence[str], split: str) -> NDArray[np
     return np.flatnonzero(np.isin(corpus.sources, [number for number, name in enumerate(splits) if name == split]))
 
 
-def usual_share(corpus: Corpus, documents: NDArray[np.int64]) -> float:
-    """The share of documents that is held out for validation, and again for test, where nobody says how much.
+def _by_document(
+    corpus: Corpus, documents: NDArray[np.int64], chats: bool, wanted: Sequence[str], share: float | None
+) -> tuple[dict[str, NDArray[np.int64]] | None, str, bool]:
+    """Documents divided as ``assign`` does, and whether those that ask the same are together, as where that can be.
+
+    Of chats each counts as one, however long, and copies of it not at all: held out, they are left out.
+    """
+    firsts = documents[np.unique(corpus.bare[documents], return_index=True)[1]]
+    sizes = np.isin(documents, firsts).astype(np.uint64) if chats else corpus.characters[documents]
+
+    def divided(known: NDArray[np.uint64]) -> tuple[dict[str, NDArray[np.int64]] | None, str]:
+        each = usual_share(chats, len(np.unique(known[documents]))) if share is None else share / len(wanted)
+        shares, least = dict.fromkeys(wanted, each), MIN_DOCUMENTS if share is None else 2
+        return assign(corpus.places[documents], sizes, known[documents], shares, least)
+
+    parts, reason = divided(corpus.question)  # of texts the same as ``bare``
+    by_question = parts is not None
+    if not by_question:
+        parts, reason = divided(corpus.bare)
+        if parts is not None:
+            _log.warning("most chats ask the same: one that is held out may be trained on with another answer")
+    found = {name: documents[part] for name, part in (parts or {}).items()}
+    if chats:
+        found |= {name: np.intersect1d(documents, firsts) for name, documents in found.items() if name in wanted}
+    return found or None, reason, by_question
+
+
+def usual_share(chats: bool, n: int) -> float:
+    """The share of ``n`` different documents that is held out for validation, and again for test, where nobody says how
+    much.
 
     A tenth of text, which says most things more than once. Of conversations a twentieth, for what is held out is often
     a fact that is never learned; of few up to a tenth, so that there are three of each, and of many 500 of each.
     """
-    if not len(documents) or not corpus.is_chat[documents].all():
-        return 0.1
-    n = len(np.unique(corpus.bare[documents]))
-    return min(0.1, max(0.05, 3 / n), 500 / n)
+    return min(0.1, max(0.05, 3 / n), 500 / n) if chats and n else 0.1
 
 
 def _not_in(

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,17 @@ class Fingerprint:
         self._order = hashlib.sha256(f"{seed}:".encode())
         self._bare = hashlib.sha256()
         self._blank = ""  # white space that may be the end
+        self._question: int | None = None
         self.characters = 0
 
-    def update(self, text: str, said: str | None = None) -> None:
-        """Take in the next part of the text, of which copies have ``said`` alone in common, where that is given."""
+    def update(self, text: str, said: str | None = None, question: int | None = None) -> None:
+        """Take in the next part of the text, of which copies have ``said`` alone in common, and answers to the same
+        question ``question``, where these are given."""
         data = text.encode()
         self._text.update(data)
         self._order.update(data)
         self.characters += len(text)
+        self._question = question
         text = text if said is None else said
         body = text.rstrip()
         if body:
@@ -64,6 +67,11 @@ class Fingerprint:
     def bare(self) -> int:
         """As ``digest``, of the text without white space at its end: copies differ in that."""
         return int.from_bytes(self._bare.digest()[:8], "big")
+
+    @property
+    def question(self) -> int:
+        """As ``Document.question``."""
+        return self.bare if self._question is None else self._question
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,12 @@ class Document:
     @property
     def bare(self) -> int:
         """As ``Fingerprint.bare``."""
-        return int.from_bytes(hashlib.sha256(self.words.rstrip().encode()).digest()[:8], "big")
+        return _digest(self.words)
+
+    @property
+    def question(self) -> int:
+        """As ``bare``, of all before the last answer, which other answers to it share; of the whole where none is."""
+        return self.bare
 
     def pieces(self) -> Iterator[str]:
         """The text in one piece or several."""
@@ -119,13 +132,24 @@ class Conversation(Document):
     @property
     def words(self) -> str:
         """Who says, thinks and calls what; not in which form, under which number, and whether it is to be learned."""
+        return self._words_of(self.messages)
+
+    @property
+    def question(self) -> int:
+        answers = [number for number, message in enumerate(self.messages) if message.get("role") == ASSISTANT]
+        asked = self.messages[: answers[-1]] if answers else ()
+        if all(message.get("role") in SYSTEM_ROLES or is_silent(message) for message in asked):
+            return self.bare
+        return _digest(self._words_of(asked))
+
+    def _words_of(self, messages: Sequence[dict[str, Any]]) -> str:
         said = [
             [
                 message.get("role"),
                 *(_words(message.get(name)) for name in ("content", *REASONING)),
                 [_numberless(call) for call in message.get("tool_calls") or ()],
             ]
-            for message in self.messages
+            for message in messages
         ]
         return json.dumps([said, self.tools], ensure_ascii=False, sort_keys=True, default=str)
 
@@ -140,6 +164,10 @@ class Conversation(Document):
         those of weight 0."""
         own = (i for i in range(self.n_prompt, len(self.messages)) if self.messages[i]["role"] == ASSISTANT)
         return [i for i in own if self.messages[i].get(WEIGHT, 1) and not is_silent(self.messages[i])]
+
+
+def _digest(words: str) -> int:
+    return int.from_bytes(hashlib.sha256(words.rstrip().encode()).digest()[:8], "big")
 
 
 def _words(content: Any) -> str:

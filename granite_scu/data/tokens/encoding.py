@@ -340,6 +340,7 @@ def _described(arrays: dict[str, NDArray[Any]], group: list[Piece], documents: l
     facts = {
         "digests": [fingerprint.digest for fingerprint in prints],
         "bare": [fingerprint.bare for fingerprint in prints],
+        "question": [fingerprint.question for fingerprint in prints],
         "places": [fingerprint.place for fingerprint in prints],
         "characters": [fingerprint.characters for fingerprint in prints],
         "sources": [piece.source for piece in documents],

@@ -86,7 +86,7 @@ def pieces_of(
     """
     fingerprint = Fingerprint(split_seed)
     if isinstance(document, Conversation):
-        fingerprint.update(document.text, document.words)
+        fingerprint.update(document.text, document.words, document.question)
         piece = render(document) if document.text else Piece("", document.name, is_conversation=True)
         if len(piece.text) > LONGEST_CHAT:
             raise UserError(

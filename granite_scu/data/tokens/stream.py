@@ -77,6 +77,7 @@ OF_DOCUMENTS: dict[str, Any] = {
     "ends": np.int64,
     "digests": np.uint64,
     "bare": np.uint64,
+    "question": np.uint64,
     "places": np.uint64,
     "characters": np.uint64,
     "sources": np.uint16,
@@ -120,6 +121,7 @@ class Corpus(Stream):
     Attributes:
         digests: (documents,) by which their texts are known again.
         bare: (documents,) as ``digests``, of the texts without white space at their ends.
+        question: (documents,) as ``bare``, of what chats ask, which those with other answers have in common.
         places: (documents,) of the texts in the seeded order of splits.
         characters: (documents,) of their texts.
         sources: (documents,) number of what each came from.
@@ -133,6 +135,7 @@ class Corpus(Stream):
 
     digests: NDArray[np.uint64]
     bare: NDArray[np.uint64]
+    question: NDArray[np.uint64]
     places: NDArray[np.uint64]
     characters: NDArray[np.uint64]
     sources: NDArray[np.uint16]
