@@ -41,10 +41,13 @@ Switch: TypeAlias = Callable[[], AbstractContextManager]
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Every linear layer that an adapter can sit on, by its full name: all but the output head.
 
-    4-bit layers count: bitsandbytes derives them from ``nn.Linear``.
+    4-bit layers count: bitsandbytes derives them from ``nn.Linear``. A mixture's router does not, which may be derived
+    from it and return scores and choices; nor does DeepSeek V4's product in groups.
     """
     head = model.get_output_embeddings()
-    return {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
+    in_groups = {n for n, m in layers.items() if type(m).__name__.endswith("GroupedLinear")}
+    return {n: m for n, m in layers.items() if n not in in_groups and "router" not in n.split(".")[-2:]}
 
 
 KINDS = {"attention": ("attn", "attention"), "mamba": ("mamba", "mixer", "ssm"), "mlp": ("mlp", "moe", "feed_forward")}

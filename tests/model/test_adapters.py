@@ -9,7 +9,7 @@ from rounding import OF_EMBEDDED, rounding
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
-from transformers import MambaConfig, MambaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, MambaConfig, MambaForCausalLM
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
@@ -60,6 +60,30 @@ def test_where_peft_refuses_a_layer_the_others_get_an_adapter(caplog):
         attach(small, LoraConfig(targets=["out_proj"]))
     adapted = {name.rpartition(".")[2] for name in low_rank_updates(attach(small, LoraConfig()))}
     assert adapted == {"in_proj", "x_proj", "dt_proj"} and "out_proj of a mamba model gets no adapter" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "left_out"),
+    [
+        ("phimoe", {}, "router"),
+        ("llama4_text", {"intermediate_size_mlp": 48, "head_dim": 8, "interleave_moe_layer_step": 1}, "router"),
+        ("afmoe", {"moe_intermediate_size": 16, "head_dim": 8, "num_dense_layers": 1}, "gate"),
+        (
+            "deepseek_v4",
+            {"head_dim": 16, "qk_rope_head_dim": 8, "q_lora_rank": 16, "o_groups": 2, "o_lora_rank": 8}
+            | {"n_routed_experts": 4, "moe_intermediate_size": 16},
+            "o_a_proj",
+        ),
+    ],
+)
+def test_what_returns_no_plain_product_gets_no_adapter(kind, more, left_out):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    mixture = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes | more))
+    names = {name.rpartition(".")[2] for name in linear_layers(mixture)}
+    assert left_out not in names and names & {"k_proj", "kv_proj"}
+    ids = torch.arange(16)[None]
+    attach(mixture, LoraConfig()).train()(input_ids=ids, labels=ids).loss.backward()
 
 
 def test_only_the_adapters_are_trained_and_they_start_at_no_change(model):
