@@ -172,6 +172,8 @@ def _with_prediction(check: Check, request: Request, resolved: machine.Machine) 
     allowed = resolved.memory_limit(request.run.memory_fraction)
     meaning = f"the run is predicted to take {footprint.total / GIB:.2f} of {allowed / GIB:.2f} GiB"
     fits = footprint.total <= allowed
+    if footprint.step is None and fits:
+        meaning = "the memory of this model's steps is not predicted"
     if request.run.auto_batch_size:
         return dataclasses.replace(check, meaning=f"{meaning}; --auto-batch-size goes by that")
     remedy = "" if fits else memory_budget.advice(request, resolved)

@@ -9,10 +9,12 @@ copy (``--compile-mode reduce-overhead``). Compiled layers keep a few per cent l
 """
 
 import copy
+import logging
 import math
 import weakref
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,6 +31,8 @@ from granite_scu.model.mamba2 import mamba
 from granite_scu.model.mamba2.mamba import HYBRID
 from granite_scu.model.mamba2.tiling import describing
 from granite_scu.storage.kept import code_versions, kept
+
+log = logging.getLogger(__name__)
 
 FOUR_BIT_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in nf4 with double quantisation: a byte of scale for 64 of them, and an fp32 for 256 scales
@@ -76,17 +80,18 @@ class Footprint:
     Attributes:
         weights: of the frozen model.
         adapters: weights, gradients and Adam's two moments of the adapters, in fp32.
-        step: the most that a micro-batch takes on top: activations kept for the backward pass, logits, scratch.
+        step: the most that a micro-batch takes on top: activations kept for the backward pass, logits, scratch; None
+            where the model cannot be simulated.
     """
 
     weights: int
     adapters: int
-    step: int
+    step: int | None
 
     @property
     def total(self) -> int:
-        """All together."""
-        return self.weights + self.adapters + self.step
+        """All together that is known."""
+        return self.weights + self.adapters + (self.step or 0)
 
 
 def predict(config: PretrainedConfig, setting: Setting) -> Footprint:
@@ -103,13 +108,22 @@ def predict(config: PretrainedConfig, setting: Setting) -> Footprint:
     if setting.batch_size > most:
         return _extrapolated(config, setting, most)
     key = [code_versions(), config.to_json_string(), repr(setting)]
-    return kept("memory.json", key, lambda: asdict(_simulate(config, setting)), lambda found: Footprint(**found))
+    found: list[Footprint] = []
+
+    def find() -> dict[str, Any]:
+        found.append(_simulate(config, setting))
+        return asdict(found[0])
+
+    # With another set of kernels it may be found after all.
+    return kept("memory.json", key, find, lambda each: Footprint(**each), lambda: found[0].step is not None)
 
 
 def _extrapolated(config: PretrainedConfig, setting: Setting, batch_size: int) -> Footprint:
     """Extrapolated from half of ``batch_size`` blocks and from all of them, as each block adds as much to a step."""
     half = batch_size // 2
     less, more = (predict(config, replace(setting, batch_size=size)) for size in (half, batch_size))
+    if more.step is None or less.step is None:
+        return more
     each = (more.step - less.step) / (batch_size - half)
     return replace(more, step=more.step + round(each * (setting.batch_size - batch_size)))
 
@@ -131,12 +145,21 @@ def _simulate(config: PretrainedConfig, setting: Setting) -> Footprint:
         weights -= round(sum(of_layers) * (1 - 1 / setting.sharing)) - 2 * max(of_layers)
     gradients = FP32 * sum(rank * (out + into) for out, into, rank in adapters.shapes(model, setting.lora))
     chosen, left_out = cut(model)
-    step, kept = _take_step(model, setting)
+    buckets = gradients if setting.processes > 1 else 0
+    try:
+        step, kept = _take_step(model, setting)
+    except Exception as error:  # whatever the model's own code has: a kernel that wants a GPU, a number that it reads
+        _say_not_predicted(config.model_type, f"{type(error).__name__}: {error}".splitlines()[0][:200])
+        return Footprint(weights, 4 * gradients + buckets, None)
     step += sum(left_out[kind] * size for kind, size in dict(zip(chosen, kept, strict=True)).items())
     # After the backward pass the penalty stands beside the gradients; foreach AdamW (fp16) needs as much again.
     after = gradients * (2 if setting.dtype == torch.float16 else 1)
-    buckets = gradients if setting.processes > 1 else 0
     return Footprint(weights, 4 * gradients + buckets, max(step, after))
+
+
+@cache
+def _say_not_predicted(kind: str, why: str) -> None:
+    log.warning("the memory that a step takes is not predicted: a %s model cannot be simulated here (%s)", kind, why)
 
 
 Kind = tuple[tuple[str, torch.Size], ...]

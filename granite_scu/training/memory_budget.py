@@ -68,7 +68,8 @@ def with_checkpointing_settled(request: Request, machine: Machine) -> Request:
     if request.base.gradient_checkpointing == "selective":
         check_selective(machine.compiled)
     *faster, last = recomputing(request, machine)
-    return next((way for way in faster if fits(way, machine)), last)
+    # Of a model that cannot be simulated the last, which takes least.
+    return next((way for way in faster if fits(way, machine) and predict(way, machine).step is not None), last)
 
 
 def recomputing(request: Request, machine: Machine) -> list[Request]:
@@ -129,7 +130,9 @@ def advice_to_continue(request: Request, machine: Machine) -> str:
 
 
 def _try(before: Request, after: Request, machine: Machine) -> str:
-    return f"try {_flags(before, after)} (predicted: {predict(after, machine).total / GIB:.2f} GiB)"
+    footprint = predict(after, machine)
+    predicted = "" if footprint.step is None else f" (predicted: {footprint.total / GIB:.2f} GiB)"
+    return f"try {_flags(before, after)}{predicted}"
 
 
 def _changes(request: Request, machine: Machine) -> Iterator[Request]:
@@ -161,7 +164,8 @@ def _flags(before: Request, after: Request) -> str:
 def describe(footprint: memory.Footprint) -> str:
     """Such as ``8.41 GiB: weights 2.72, adapters 0.26, step 5.43``."""
     parts = (("weights", footprint.weights), ("adapters", footprint.adapters), ("step", footprint.step))
-    return f"{footprint.total / GIB:.2f} GiB: " + ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts)
+    known = (f"{name} {'not predicted' if size is None else f'{size / GIB:.2f}'}" for name, size in parts)
+    return f"{footprint.total / GIB:.2f} GiB: {', '.join(known)}"
 
 
 def ran_out(error: BaseException) -> bool:

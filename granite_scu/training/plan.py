@@ -166,7 +166,7 @@ def _memory_facts(request: Request, machine: Machine) -> dict[str, Any]:
         "gradient_accumulation_steps": request.trainer.accumulate_grad_batches,
         "batch": f"{request.data.batch_size} x {request.data.block_size} tokens, accumulated "
         f"{request.trainer.accumulate_grad_batches} times",
-        "memory_gib_estimate": round(footprint.total / detection.GIB, 3),
+        "memory_gib_estimate": None if footprint.step is None and fits else round(footprint.total / detection.GIB, 3),
         "memory_parts": memory_budget.describe(footprint),
         "memory_gib_allowed": round(allowed / detection.GIB, 3),
         "memory_fits": fits,
@@ -291,6 +291,8 @@ def _length(facts: dict[str, Any]) -> str:
 def _memory(facts: dict[str, Any]) -> str:
     taken, allowed = facts["memory_gib_estimate"], facts["memory_gib_allowed"]
     free = " free" if facts["accelerator"] == "cpu" else ""
+    if taken is None:
+        return f"not predicted for this model; there are {_gib(allowed)} GiB{free}"
     amount = f"{_gib(taken)} of {_gib(allowed)} GiB{free}"
     if facts["memory_fits"]:
         return f"{amount}, fits (predicted)"

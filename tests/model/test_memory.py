@@ -135,6 +135,20 @@ def test_a_model_that_is_not_granite_is_predicted_too():
     assert 1.9 * few.step < many.step < 2.1 * few.step
 
 
+def test_of_a_model_that_cannot_be_simulated_the_step_is_not_predicted(caplog, tmp_path, monkeypatch):
+    from transformers import JetMoeConfig
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    reads_numbers = JetMoeConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_key_value_heads=2, kv_channels=8,
+        num_local_experts=4,
+    )  # fmt: skip
+    found = memory.predict(reads_numbers, replace(SETTING, batch_size=64, block_size=1024))
+    assert found.step is None and found.total == found.weights + found.adapters > 0
+    assert "not predicted: a jetmoe model cannot be simulated here (DataDependent" in caplog.text
+    assert not list(tmp_path.rglob("memory.json"))
+
+
 def test_a_prediction_is_kept_for_a_shape_and_one_that_cannot_be_is_made_again(small_granite, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config, file = loading.load_model_config(small_granite), tmp_path / "granite-scu" / "memory.json"

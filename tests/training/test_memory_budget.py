@@ -13,6 +13,7 @@ from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import LoraConfig, OptimizerConfig, PriorConfig
 from granite_scu.hardware import machine as machines
 from granite_scu.hardware.detection import GIB
+from granite_scu.model.memory import Footprint
 from granite_scu.training import batch_size, memory_budget
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.recipe import prepare, train
@@ -129,6 +130,13 @@ def test_activations_are_recomputed_where_they_are_predicted_not_to_fit_and_noth
     assert [settled(0.02), settled(0.01), settled(0.001)] == [False, True, True]
     assert settled(0.01, "--base.gradient_checkpointing=false") is False
     assert settled(0.02, "--base.gradient_checkpointing=true") is True
+
+
+def test_of_a_model_that_cannot_be_simulated_activations_are_recomputed(asked, monkeypatch):
+    request, found = asked(T4)
+    monkeypatch.setattr(memory_budget, "predict", lambda *_: Footprint(1, 1, None))
+    assert memory_budget.with_checkpointing_settled(request, found).base.gradient_checkpointing is True
+    assert "step not predicted" in memory_budget.describe(Footprint(1, 1, None))
 
 
 def test_products_are_kept_only_where_the_compiler_sees_what_is_recomputed(asked, monkeypatch):

@@ -70,6 +70,7 @@ def test_what_is_not_known_or_does_not_fit_is_said():
     rows = describe(FACTS | more | {"first_step": 20})
     assert rows["memory"].endswith("does not fit (predicted); try --batch-size 2")
     assert rows["time"].startswith("not predicted")
+    assert describe(FACTS | {"memory_gib_estimate": None})["memory"].startswith("not predicted for this model; there")
     assert rows["length"].startswith("1,000 steps, of which 20 are done")
 
 
