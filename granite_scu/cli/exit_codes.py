@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from typing import TextIO
+from typing import Any, TextIO
 
 from granite_scu.cli.robust_stdout import open_what_is_closed
 from granite_scu.config.errors import FAILED, INTERRUPTED, TERMINATED, WRONG_REQUEST, RunFailed, Stopped, UserError
@@ -198,7 +198,9 @@ def _hooks(debug: bool, how_to_continue: str) -> Iterator[None]:
     """What a program does in the place of Python, for as long as the context lasts.
 
     SIGTERM becomes an exception, so that temporary files are removed on the way out; by itself it ends a process where
-    it stands. And a thread that could not write prints no traceback: TensorBoard's hands the error on to the run, which
+    it stands. SIGUSR1, by which SLURM announces the end of a job's time, would do the same: outside of training, which
+    has a handler of its own, nothing is there to save, and the rest of the time may suffice. And a thread that could
+    not write prints no traceback: TensorBoard's hands the error on to the run, which
     tells it.
     """
 
@@ -209,12 +211,19 @@ def _hooks(debug: bool, how_to_continue: str) -> Iterator[None]:
         if debug or not issubclass(about.exc_type, OSError):
             told(about)
 
+    def go_on(number: int, frame: object) -> None:
+        with suppress(OSError):  # by no stream of Python's: one may be in the middle of a write
+            os.write(2, b"SIGUSR1: nothing is being trained that could be saved; goes on\n")
+
     told, threading.excepthook = threading.excepthook, tell
+    handlers: dict[int, Any] = {signal.SIGTERM: terminate}
+    if "SLURM_JOB_ID" in os.environ and hasattr(signal, "SIGUSR1"):
+        handlers[signal.SIGUSR1] = go_on
     on_main = threading.current_thread() is threading.main_thread()  # no other thread may say what signals do
-    previous = signal.signal(signal.SIGTERM, terminate) if on_main else None
+    previous = {number: signal.signal(number, act) for number, act in handlers.items()} if on_main else {}
     try:
         yield
     finally:
         threading.excepthook = told
-        if on_main:
-            signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -111,3 +112,11 @@ def test_a_thread_that_cannot_write_prints_no_traceback(capsys, monkeypatch):
     for debug, lines in ((False, 0), (True, 1)):
         assert exit_codes.exit_code_of(run, debug) == 0
         assert capsys.readouterr().err.count("Traceback") == lines
+
+
+def test_slurms_signal_before_the_end_does_not_end_what_is_not_training(capfd, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    before = signal.getsignal(signal.SIGUSR1)
+    assert exit_codes.exit_code_of(lambda: os.kill(os.getpid(), signal.SIGUSR1) or 0, debug=False) == 0
+    assert "SIGUSR1: nothing is being trained" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGUSR1) is before
