@@ -17,7 +17,7 @@ from granite_scu.model import base_digest, loading
 from granite_scu.storage import checkpoint_list, working_folder
 from granite_scu.storage.atomic import adding_to, replacing
 from granite_scu.storage.provenance import git_revision, versions
-from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, LOG_FILES, TRAINING_CONFIG
+from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, LOG_FILES, TRAINING_CONFIG, read_if_there
 from granite_scu.training.defaults import RATE_WIDTH, rate_by_width
 from granite_scu.training.early_checks import check_folder, makes_way
 from granite_scu.training.prepared_run import PreparedRun
@@ -154,6 +154,22 @@ def scu_config(run: PreparedRun) -> dict:
     }
 
 
+def _given(run: PreparedRun) -> list[str]:
+    """Dotted keys that the user gave a value. A run that continues reads its whole file, with what its data decided and
+    with defaults: of values that are as they were, those count that counted then."""
+    request, before = run.request, read_if_there(run.resume.path.parent / TRAINING_CONFIG) if run.resume else {}
+    was_given = before.get("given")
+    if not isinstance(was_given, list):
+        return sorted(request.given)
+
+    def is_kept(key: str) -> bool:
+        group, _, name = key.partition(".")
+        values = before.get(group)
+        return isinstance(values, dict) and name in values and values[name] == getattr(getattr(request, group), name)
+
+    return sorted(key for key in request.given if key in was_given or not is_kept(key))
+
+
 def training_config(run: PreparedRun) -> dict:
     """Settings, plan, data, machine and versions: ``training_config.json``."""
     request, config = run.request, loading.load_model_config(run.request.base.name)
@@ -163,7 +179,7 @@ def training_config(run: PreparedRun) -> dict:
         "trainer": {k: v for k, v in vars(request.trainer).items() if isinstance(v, str | int | float | None)},
         "seed": request.seed,
         "changed": request.changed,
-        "given": sorted(request.given),
+        "given": _given(run),
         "hardware_preset": request.hardware,
         "plan": asdict(run.length),
         "model_type": config.model_type,

@@ -1,11 +1,14 @@
 """The run folder at the start of a run."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import yaml
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.training.output_folder import locked_run_folder, open_run_folder
+from granite_scu.training.output_folder import locked_run_folder, open_run_folder, training_config
 from granite_scu.training.recipe import prepare
 
 
@@ -40,6 +43,17 @@ def test_its_configuration_given_to_another_run_neither_continues_nor_replaces(s
         open_run_folder(run)
     written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["run"]
     assert (written["resume"], written["overwrite"]) == (None, False)
+
+
+def test_what_a_run_that_continues_reads_from_its_file_is_not_given_by_the_user(settings, tmp_path):
+    run = prepare(Request.from_dotted(settings))
+    with locked_run_folder(run):
+        open_run_folder(run)
+    read = {"optimizer.learning_rate", "data.batch_size", "lora.dropout"}  # by the data, and by default
+    request = run.request.with_values({"run.keep": 7, "lora.dropout": 0.1})
+    request = replace(request, given=request.given | read | {"run.keep"})
+    again = replace(run, request=request, resume=SimpleNamespace(path=tmp_path / "run" / "checkpoint-2"))
+    assert {*training_config(again)["given"]} - {*training_config(run)["given"]} == {"run.keep", "lora.dropout"}
 
 
 def test_a_run_that_auto_began_is_refused_where_it_has_checkpoints_by_now(settings, tmp_path):
