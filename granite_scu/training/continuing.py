@@ -139,7 +139,8 @@ def _warn_of_changes(resume: Resume, now: dict[str, Any]) -> None:
         before[name] = now[name]
     if before.get(n := flags.NAMES["prior.n_tokens"]) is None and now.get(n) == resume.state["frozen"].get(n):
         before[n] = now.get(n)  # of a stream, whose tokens nobody counted
-    if changed := [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]:
+    # What an earlier version has not recorded is not known to differ.
+    if changed := [f"{n} {before[n]} -> {now[n]}" for n in now if n in before and before[n] != now[n]]:
         differs = "the result will differ from an uninterrupted run"
         log.warning("changed since the checkpoint: %s; %s", ", ".join(changed), differs)
 

@@ -8,7 +8,7 @@ import pytest
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.training.continuing import check_blocks, check_resumable
+from granite_scu.training.continuing import _warn_of_changes, check_blocks, check_resumable
 from granite_scu.training.resume import TEXT, VALIDATED, Resume, with_checkpoint_settings
 
 
@@ -38,6 +38,14 @@ def test_a_run_that_continues_validates_on_as_many_blocks_whatever_its_batch():
         for size in (None, 8, 3)
     }
     assert [found.trainer.limit_val_batches for found in batches.values()] == [37, 37, 99]
+
+
+def test_what_an_earlier_version_has_not_recorded_is_not_said_to_have_changed(caplog):
+    resume = Resume(Path("run/checkpoint-4"), {"settings": {"--seed": 1}, "frozen": {}}, in_place=True)
+    _warn_of_changes(resume, {"--seed": 1, VALIDATED: 50})
+    assert not caplog.text
+    _warn_of_changes(resume, {"--seed": 2, VALIDATED: 50})
+    assert "changed since the checkpoint: --seed 1 -> 2;" in caplog.text
 
 
 def test_a_run_that_continues_looks_for_no_batch_but_keeps_the_one_that_was_found():
