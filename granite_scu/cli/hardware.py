@@ -87,7 +87,7 @@ def get_recommended_config() -> dict[str, Any]:
 
     preset = presets.choose(detect())
     request = Layers([], [], preset).request()
-    # In the script of a cluster's job, which starts several for the training alone.
+    # As one of several tasks, each of which may ask.
     if math.prod(launched_processes() or (1,)) > 1:
         request = request.with_values({"run.multi_gpu": True})
     machine = resolve_request(request)

@@ -26,12 +26,13 @@ def local_rank() -> int:
 def launcher() -> Literal["torchrun", "slurm"] | None:
     """What started this process as one of several; None where it stands alone, or Lightning started it.
 
-    A task of SLURM's that is the only one stands alone, as does the shell of an interactive job.
+    A task of SLURM's that is the only one stands alone, as do the shell of an interactive job and a job's script: that
+    has the number of tasks and a rank as well, but srun alone sets what is of a step.
     """
     if "LOCAL_WORLD_SIZE" in os.environ and "WORLD_SIZE" in os.environ:
         return "torchrun"
     is_shell = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
-    is_task = int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in os.environ
+    is_task = int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_STEP_NUM_TASKS" in os.environ
     return "slurm" if is_task and not is_shell else None
 
 

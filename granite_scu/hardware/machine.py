@@ -106,7 +106,10 @@ def resolve(
     """
     accelerator = "cuda" if card else resolve_accelerator(trainer.accelerator)
     device = card or detection.detect(accelerator)
-    devices, nodes = processes_for(run.on_several, device.kind, gpus_of(run.gpus, device))
+    if card:  # what launched this process tells nothing of another machine
+        devices, nodes = (card.count if run.on_several else 1), 1
+    else:
+        devices, nodes = processes_for(run.on_several, device.kind, gpus_of(run.gpus, device))
     if device.kind == "cuda" and devices > 1 and not card:
         device = detection.least_capable(gpus := detection.detect_all()[:devices])
         _tell_of_unlike(gpus, device)
@@ -174,6 +177,8 @@ def processes_for(multi_gpu: bool, kind: str, gpus: int) -> tuple[int, int]:
             )
         return 1, 1
     devices, nodes = launched or (gpus, 1)
+    if not launched and (machines := int(os.environ.get("SLURM_NNODES", 1))) > 1:
+        log.warning("--multi-gpu: of the job's %d machines only this one trains; put srun before the command", machines)
     if launcher.launcher() == "slurm" and "SLURM_NTASKS_PER_NODE" not in os.environ:  # Lightning refuses it, but late
         raise UserError(
             f"--multi-gpu: SLURM started {devices * nodes} tasks, and how many on each machine is left open; give it "

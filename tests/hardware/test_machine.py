@@ -13,14 +13,15 @@ from granite_scu.hardware import detection, machine
 from granite_scu.hardware.machine import taking_tf32
 
 SHARED = RunConfig(multi_gpu=True, fsdp=True)
-SLURMS = {"SLURM_NTASKS": "6", "SLURM_NNODES": "3", "SLURM_PROCID": "0"}
+SLURMS = {"SLURM_NTASKS": "6", "SLURM_NNODES": "3", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "6"}
+SCRIPT = {"SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "8", "SLURM_NNODES": "1", "SLURM_PROCID": "0"}
 
 
 @pytest.fixture
 def on(monkeypatch):
     """Resolves a request on a described device, with the environment of a launcher."""
 
-    def resolve(device, base=None, run=None, environment=None, gpus=None, **trainer):
+    def resolve(device, base=None, run=None, environment=None, gpus=None, card=None, **trainer):
         for name in [name for name in os.environ if "RANK" in name or "WORLD_SIZE" in name or "SLURM" in name]:
             monkeypatch.delenv(name)
         for name, value in (environment or {}).items():
@@ -28,7 +29,7 @@ def on(monkeypatch):
         monkeypatch.setattr(detection, "detect", lambda accelerator: device)
         monkeypatch.setattr(detection, "detect_all", lambda: gpus or [device] * device.count)
         monkeypatch.setattr(machine, "resolve_accelerator", lambda asked: device.kind)
-        return machine.resolve(base or BaseConfig(), run or RunConfig(), TrainerConfig(**trainer))
+        return machine.resolve(base or BaseConfig(), run or RunConfig(), TrainerConfig(**trainer), card=card)
 
     return resolve
 
@@ -41,12 +42,35 @@ def on(monkeypatch):
         ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, RunConfig(multi_gpu=True), (2, 2)),
         (SLURMS | {"SLURM_NTASKS_PER_NODE": "2"}, RunConfig(multi_gpu=True), (2, 3)),
         (SLURMS | {"SLURM_JOB_NAME": "interactive"}, RunConfig(multi_gpu=True), (8, 1)),
+        (SCRIPT, RunConfig(multi_gpu=True), (8, 1)),
+        (SCRIPT, RunConfig(), (1, 1)),
     ],
-    ids=["not asked for more", "every visible GPU", "torchrun's", "SLURM's", "of a shell in SLURM"],
+    ids=[
+        "not asked for more",
+        "every visible GPU",
+        "torchrun's",
+        "SLURM's",
+        "a shell",
+        "a script",
+        "one in it",
+    ],
 )
 def test_how_many_processes(on, environment, run, expected):
     found = on(dataclasses.replace(A100, count=8), run=run, environment=environment)
     assert (found.devices, found.nodes, found.world_size) == (*expected, expected[0] * expected[1])
+
+
+def test_a_script_of_several_machines_is_told_that_one_trains(on, caplog):
+    on(dataclasses.replace(A100, count=8), run=RunConfig(multi_gpu=True), environment=SCRIPT | {"SLURM_NNODES": "2"})
+    assert "of the job's 2 machines only this one trains; put srun before" in caplog.text
+
+
+@pytest.mark.parametrize("environment", [{"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, {"RANK": "3"}, SLURMS])
+def test_a_plan_for_another_machine_does_not_ask_what_launched_it(on, environment):
+    card = dataclasses.replace(A100, count=2)
+    for run, devices in ((RunConfig(multi_gpu=True), 2), (RunConfig(gpus=2), 2), (RunConfig(), 1)):
+        found = on(CPU, run=run, environment=environment, card=card)
+        assert (found.devices, found.nodes) == (devices, 1)
 
 
 @pytest.mark.parametrize("turn", [1, -1])

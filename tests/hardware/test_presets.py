@@ -186,7 +186,8 @@ def test_a_machine_without_a_gpu_is_described_too(machine, monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "4")
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4")
     monkeypatch.setenv("SLURM_PROCID", "0")
-    assert get_recommended_config() == config  # in a job's script, before it starts the four
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert get_recommended_config() == config  # in each of the tasks that train
 
 
 @pytest.mark.parametrize(
