@@ -30,7 +30,7 @@ def settings_of_the_run(given: dict[str, Any], files: Sequence[Layer], usual: Se
         UserError: the file names code, or the run's chat template is missing.
     """
     asked = ChainMap(given, *(layer.values for layer in reversed(files)))
-    resume = given["run.resume"]
+    resume = asked["run.resume"]
     if resume in (LAST, AUTO):
         named = [*asked.maps, *(layer.values for layer in usual), {"run.output_dir": RunConfig.output_dir}]
         output = str(ChainMap(*named)["run.output_dir"])

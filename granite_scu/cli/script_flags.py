@@ -9,6 +9,7 @@ import difflib
 import itertools
 import logging
 import re
+from collections import ChainMap
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, get_args
@@ -200,7 +201,8 @@ def layers_of(asked: dict[str, Any], dotted: bool = False) -> Layers:
         given.setdefault("control.target_s", None)  # it holds an S, which makes way for what is asked for
     files = [config_layers.of_file(name) for name in _listed(asked.get("config"))]
     given |= keys
-    if continues := config_layers.has_value(given.get("run.resume")):
+    asked_of = ChainMap(given, *(file.values for file in reversed(files)))
+    if continues := config_layers.has_value(asked_of.get("run.resume")):
         below += settings_of_the_run(given, files, below)
     flags = config_layers.Layer(config_layers.A_FLAG, given)
     if continues:

@@ -342,6 +342,9 @@ def test_a_run_is_continued_with_its_own_settings_by_flag_and_by_key(tmp_path, r
     (tmp_path / "mine.yaml").write_text(f"run: {{output_dir: {tmp_path}}}\ndata: {{block_size: 64}}\n")
     found = module("--config", str(tmp_path / "mine.yaml"), *resume)
     assert (found.data.batch_size, found.data.block_size, found.run.output_dir) == (2, 64, str(tmp_path))
+    (tmp_path / "mine.yaml").write_text(f"run: {{output_dir: {tmp_path}, resume: last}}\n")
+    found = script("--config", str(tmp_path / "mine.yaml"))
+    assert (found.data.batch_size, found.run.resume) == (2, "last")
 
 
 def test_where_a_run_continues_and_on_what_files_that_are_given_say_before_its_own(tmp_path, monkeypatch):
