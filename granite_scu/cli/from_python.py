@@ -117,7 +117,9 @@ def train(run: PreparedRun) -> Result | None:
         Stopped: it was interrupted; everything up to the last step is saved.
     """
     with logged_from_here():
-        carry_out(run, RESUME, f'prepare(output_dir="{run.folder.path}", {RESUME})')
+        law = run.request.control.controller
+        own = f', controller="{law}"' if ":" in law else ""  # a run folder may not name code
+        carry_out(run, RESUME, f'prepare(output_dir="{run.folder.path}", {RESUME}{own})')
     return Result.of(run.folder.path) if is_main() else None
 
 

@@ -5,7 +5,6 @@ import logging
 import shlex
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
@@ -121,19 +120,20 @@ def run(layers: Layers, command: str = "fit", prints: bool = False) -> int:
 def fit(request: Request, console: Console) -> int:
     """Train, and leave everything to look at in the run folder."""
     run = recipe.prepare(request, console)
-    if summary := carry_out(run, RESUME, to_continue(run.folder.path)):
+    if summary := carry_out(run, RESUME, to_continue(run)):
         print_summary(summary, run.folder.path, console, bool(run.data.chats))
     return 0
 
 
-def to_continue(folder: Path) -> str:
+def to_continue(run: PreparedRun) -> str:
     """The command that continues a run of this process; a launcher's own words are not known.
 
-    What it does not name is the run's.
+    What it does not name is the run's, but for a controller of one's own: a run folder may not name code.
     """
     if launched_processes() is not None:
         return f"the same command and {RESUME}"
-    return f"granite-scu train --output-dir {shlex.quote(str(folder))} {RESUME}"
+    own = f" --controller {law}" if ":" in (law := run.request.control.controller) else ""
+    return f"granite-scu train --output-dir {shlex.quote(str(run.folder.path))} {RESUME}{own}"
 
 
 def carry_out(run: PreparedRun, resume: str, resume_command: str) -> dict:
