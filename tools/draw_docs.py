@@ -99,6 +99,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output-dir", type=Path, default=ROOT / "docs" / "images", metavar="DIR")
     folder = parser.parse_args().output_dir
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--output-dir {folder}: {error.strerror}; name a folder")
     evidence = ROOT / "research" / "evidence" / "performance"
     measured = json.loads((evidence / "train_step.json").read_text(encoding="utf-8"))
     for name, figure in (("loop", loop()), ("peer", peer(measured))):
