@@ -193,7 +193,7 @@ def drifted(found: Mapping[str, Any], general: Mapping[str, Any], advised: float
     scale = found.get("scale")
     high = ""
     if is_number(scale) and scale < _SCALED:
-        high = f"; for that it was scaled by {scale:.2f}: a third of the learning rate learns more"
+        high = f"; for that it was scaled by {scale:.2f}: a third of the learning rate may learn more"
     return f"{words}{asked}{where}{low}{high}."
 
 
