@@ -32,7 +32,7 @@ from granite_scu.data.blocks.splitting import MIN_DOCUMENTS, Division
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.data.sources.hub import is_on_hub
-from granite_scu.data.sources.read import sources_of
+from granite_scu.data.sources.read import in_memory, sources_of
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.corpus import check_documents, say_formats
 from granite_scu.data.tokens.encoding import encoded, parts_of, require_known
@@ -63,6 +63,7 @@ _log = logging.getLogger(__name__)
 
 def beginning(config: DataConfig) -> list[list[Document]]:
     """The first documents of a stream, or of each of its splits where it comes divided; training reads them again.
+    Files that are validated or tested on are read whole.
 
     Raises:
         UserError: nothing to read, or what cannot be read.
@@ -70,7 +71,8 @@ def beginning(config: DataConfig) -> list[list[Document]]:
     sources = sources_of(config)
     together = [source.read for source in sources if not source.split]
     first = [list(_first(document for _, document in in_turn(together)))] if together else []
-    return first + [list(_first(source.read())) for source in sources if source.split]
+    divided = [source for source in sources if source.split]
+    return first + [in_memory(each.read()) if each.files else list(_first(each.read())) for each in divided]
 
 
 def in_turn(readers: Iterable[Callable[[], Iterable[T]]]) -> Iterator[tuple[int, T]]:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -261,7 +261,7 @@ def of_files(
 
     Args:
         names: files, folders or patterns, as ``--data-dir``; or one that ``GeneralText.write`` has written.
-        data: how the run reads text: its encoding, control tokens, cache, and what of a chat is learned.
+        data: how the run reads text: its encoding, text column, control tokens, cache, and what of a chat is learned.
         tokenizer: of the model, with the chat template in use.
         tokens: that are counted, in all.
         seed: of the sample.
@@ -273,11 +273,9 @@ def of_files(
     """
     if len(names) == 1 and is_ours(names[0]):
         return read(Path(names[0]).expanduser(), tokenizer, rows).check(f"--general-data {names[0]}")
-    usual = DataConfig(path=list(names), encoding=data.encoding, cache_dir=data.cache_dir)
+    alike = ("encoding", "cache_dir", "text_column", "loss_on", "control_tokens")
     with sources.named_by("--general-data"):
-        found = corpus.prepare(
-            replace(usual, loss_on=data.loss_on, control_tokens=data.control_tokens), tokenizer, show_progress=False
-        )
+        found = corpus.prepare(DataConfig(path=list(names), **{name: getattr(data, name) for name in alike}), tokenizer)
     if trained_on is not None and (shared := int(np.isin(found.bare, trained_on).sum())):
         _log.warning(
             "--general-data %s: %d of its %d texts are trained on too, where drift is what training is for; leave them "

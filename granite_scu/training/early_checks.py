@@ -107,16 +107,17 @@ def _read(request: Request) -> Iterator[tuple[str, Path]]:
 def _check_apart(folder: RunFolder, request: Request) -> None:
     """Refuse a run folder in which text is looked for, and kept tokens in the run folder: the next run would fail."""
     here = folder.path.resolve()
+    cache = request.data.cache_dir and Path(request.data.cache_dir).expanduser().resolve()
     for source in filter(is_path, request.data.sources):
         root = Path(source).expanduser()
         searched = root if root.is_dir() else Path(str(root).partition("**")[0]) if "**" in source else None
-        if searched and searched.resolve() in (here, *here.parents):
-            raise UserError(
-                f"--output-dir {folder.path}: lies in --data-dir {source}, so that the next run would read this one's "
-                "files as text; choose a folder elsewhere"
-            )
-    cache = request.data.cache_dir
-    if cache and here in (Path(cache).expanduser().resolve(), *Path(cache).expanduser().resolve().parents):
+        for name, place in {f"--output-dir {folder.path}": here, f"--cache-dir {cache}": cache}.items():
+            if searched and place and searched.resolve() in (place, *place.parents):
+                raise UserError(
+                    f"{name}: lies in --data-dir {source}, so that the next run would read this one's files as "
+                    "text; choose a folder elsewhere"
+                )
+    if cache and here in (cache, *cache.parents):
         raise UserError(f"--cache-dir {cache}: lies in --output-dir {folder.path}; choose a folder elsewhere")
 
 

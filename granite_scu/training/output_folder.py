@@ -99,7 +99,10 @@ def _log_end(error: BaseException, files: list[logging.Handler]) -> None:
 
 def _open_log(file: Path) -> None:
     """Log to a file from now on, after what was kept for it."""
-    ours, handler = logging.getLogger("granite_scu"), logging.FileHandler(file, encoding="utf-8")
+    ours, handler = (
+        logging.getLogger("granite_scu"),
+        logging.FileHandler(file, encoding="utf-8", errors="backslashreplace"),
+    )
     handler.setFormatter(logging.Formatter(LINE))
     for kept in [each for each in ours.handlers if isinstance(each, MemoryHandler)]:
         ours.removeHandler(kept)

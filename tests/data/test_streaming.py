@@ -213,6 +213,13 @@ def test_a_file_too_long_for_memory_before_all_others_leaves_them_to_be_held_out
     assert len(record["validation"]) >= 1 and len(record["test"]) >= 1
 
 
+def test_files_to_validate_on_are_read_whole(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(streaming, "BEGINNING", 20)
+    path, own = lines(tmp_path / "a.jsonl", TEXTS), lines(tmp_path / "own.jsonl", [f"text {n}" for n in range(9)])
+    _, validated = streaming.beginning(config_of(path, validation_data=str(own)))
+    assert len(validated) == 9
+
+
 def test_a_data_set_of_the_hub_is_streamed_with_its_splits(tokenizer, tmp_path):
     root = tmp_path / "set"
     root.mkdir()

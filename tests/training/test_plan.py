@@ -81,6 +81,12 @@ def test_where_drift_is_held_the_plan_says_on_what(files, text):
     assert ("the base model writes general text" in rows["time"]) == (not files)
 
 
+def test_a_time_that_ends_before_the_steps_is_said():
+    [line] = plan._cut_short("00:00:10:00", 1200.0)
+    assert line.startswith("--max-time 00:00:10:00: ends the run after about 50 % of its steps")
+    assert not plan._cut_short("00:00:30:00", 1200.0)
+
+
 def test_of_plain_lora_a_plan_speaks_of_no_controller():
     plain = {"controller": "none", "target_s": None, "n_tokens": 9, "s_ceiling_estimate": 0.5, "first_batch": "4 x 8"}
     facts = FACTS | plain | {"memory_parts": "GiB: weights 1"}

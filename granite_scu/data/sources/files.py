@@ -186,11 +186,13 @@ def unix(text: str) -> str:
 def decoded(path: Path, encoding: str) -> Iterator[str]:
     """The file's text, a piece at a time, without a byte order mark and the carriage returns of Windows' line ends.
 
+    A file that begins with the mark of UTF-16 is read as that where UTF-8 is asked for.
+
     Raises:
-        UserError: bytes that the encoding does not have, and names the first of them and its line; or too many of them
-            in a small file.
+        UserError: bytes that the encoding does not have, and names the first of them and its line; NUL, which no text
+            has; or too many bytes in a small file.
     """
-    decoder = codecs.getincrementaldecoder("utf-8-sig" if _is_utf8(encoding) else encoding)()
+    decoder: codecs.IncrementalDecoder | None = None
     offset = line = 0  # bytes read and lines handed on so far
     held = ""  # a carriage return at the end of a piece, of which the line end may begin the next
     with opened(path) as stream:
@@ -198,18 +200,24 @@ def decoded(path: Path, encoding: str) -> Iterator[str]:
             data = stream.read(PIECE)
             offset += len(data)
             check_unpacked(path, offset)
+            decoder = decoder or _decoder(data, encoding)
             try:
                 text = decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:  # its object ends where the data does, and may begin before them
                 byte = offset - len(error.object) + error.start
                 number = line + bytes(error.object[: error.start]).count(b"\n") + 1
-                is_utf16 = byte == 0 and bytes(error.object[:2]) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-                raise _undecodable(path, byte, number, encoding, is_utf16) from error
+                raise _undecodable(path, byte, number, encoding) from error
             except UnicodeError as error:  # of the text as a whole, such as a missing byte order mark
                 raise UserError(
                     f"--data-dir {path}: not valid {encoding} ({error}); name the encoding that it has with --encoding "
                     "(utf-16-le and utf-16-be are without a mark)"
                 ) from error
+            if "\0" in text:
+                number = line + text[: text.index("\0")].count("\n") + 1
+                raise UserError(
+                    f"--data-dir {path}:{number}: has the character NUL, which no text has; it is a binary file, or "
+                    "one in UTF-16 without a mark: leave it out, or convert it, with iconv -f utf-16le -t utf-8"
+                )
             text = held + text
             held = "\r" if data and text.endswith("\r") else ""
             text = unix(text.removesuffix(held))
@@ -220,13 +228,18 @@ def decoded(path: Path, encoding: str) -> Iterator[str]:
                 return
 
 
-def _undecodable(path: Path, byte: int, line: int, encoding: str, is_utf16: bool) -> UserError:
+def _decoder(beginning: bytes, encoding: str) -> codecs.IncrementalDecoder:
+    if _is_utf8(encoding):
+        is_utf16 = beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        encoding = "utf-16" if is_utf16 else "utf-8-sig"
+    return codecs.getincrementaldecoder(encoding)()
+
+
+def _undecodable(path: Path, byte: int, line: int, encoding: str) -> UserError:
     name = "UTF-8" if _is_utf8(encoding) else encoding
-    if is_utf16:
-        return UserError(f"--data-dir {path}: not {name}, but begins with the mark of UTF-16; give --encoding utf-16")
     return UserError(
-        f"--data-dir {path}: byte {byte} (line {line}) is not valid {name}; name the encoding that it has with "
-        "--encoding (such as latin-1 or cp1252), or convert it, for example with iconv -f latin1 -t utf-8"
+        f"--data-dir {path}: byte {byte} (line {line}) is not valid {name}; convert the file, for example with "
+        "iconv -f latin1 -t utf-8, or, where every file has the same encoding, name it with --encoding (such as cp1252)"
     )
 
 

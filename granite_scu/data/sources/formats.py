@@ -264,7 +264,9 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
                     size += _characters(row)  # of a text that is stored once for many rows, too
                     files.check_unpacked(path, size)
                     yield f"{path}: row {number}", every | row
-        except pyarrow.ArrowException as error:
+        except (pyarrow.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what is in the file
+                raise
             reason = str(error).splitlines()[0]
             raise UserError(f"--data-dir {path}: not a complete parquet file ({reason}); export it again") from error
 

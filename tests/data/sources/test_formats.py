@@ -325,8 +325,13 @@ def test_what_is_packed_twice_is_not_read_as_text(tmp_path):
 def test_a_mark_of_utf_16_is_known(tmp_path, mark):
     path = tmp_path / "a.txt"
     path.write_bytes(mark + "text".encode("utf-16-le" if mark == codecs.BOM_UTF16_LE else "utf-16-be"))
-    assert "not UTF-8, but begins with the mark of UTF-16; give --encoding utf-16" in refused(path)
-    assert texts_of(path, encoding="utf-16") == ["text"]
+    assert texts_of(path) == ["text"]
+
+
+def test_a_binary_file_is_refused_by_name(tmp_path):
+    """So is UTF-16 without a mark, which is valid UTF-8 as long as it is English."""
+    (tmp_path / "a.txt").write_bytes("One.\nTwo.".encode("utf-16-le"))
+    assert "a.txt:1: has the character NUL" in refused(tmp_path)
 
 
 def test_a_file_that_vanishes_while_the_corpus_is_read(tmp_path):
@@ -353,7 +358,7 @@ def write_long_texts(path: Path) -> None:
 
 
 BOMBS = {
-    "zeros.txt.gz": lambda path: path.write_bytes(gzip.compress(bytes(files.MAX_UNPACKED + 1))),
+    "zeros.txt.gz": lambda path: path.write_bytes(gzip.compress(b"0" * (files.MAX_UNPACKED + 1))),
     "empty.jsonl.zst": lambda path: path.write_bytes(zstd.compress(b'{"text": ""}\n' * (files.MAX_UNPACKED // 10))),
     "long.parquet": write_long_texts,
     "once.parquet": lambda path: write_one_text(path, 1000),
