@@ -23,6 +23,8 @@ HELD_OUT = SPLITS[1:]
 TENTHS = dict.fromkeys(HELD_OUT, 0.1)
 MIN_DOCUMENTS = 10
 """Different texts below which a corpus is not divided by document."""
+LONG = 0.05
+"""Share of a part from which on a text is long."""
 
 _log = logging.getLogger(__name__)
 
@@ -223,7 +225,8 @@ def assign(
 
     Copies of a text count as one, so all fall on one side. Texts are taken in the order of their places, copies at the
     first of theirs; one that fits into what the part that lacks most still lacks goes there, any other to training. A
-    text's side thus depends on the texts and not on their order or names.
+    text's side thus depends on the texts and not on their order or names. A part that is half full and too small for a
+    long text takes no more: else among books it would be filled up with every note that there is.
 
     Args:
         places: of the documents' texts in the seeded order, (documents,).
@@ -243,14 +246,18 @@ def assign(
     total, longest = int(sizes.sum()), int(sizes.max(initial=0))
     names = ("train", *shares)
     wanted = {side: int(total * share + 1e-9) for side, share in enumerate(shares.values(), start=1)}
-    lacking = dict(wanted)
+    lacking, is_open = dict(wanted), set(wanted)
     sides = np.zeros(len(different), np.int8)
     for number in np.argsort(firsts):
+        if not is_open:
+            break
         size = int(sizes[number])
-        neediest = max(lacking, key=lambda side: lacking[side])  # the first of equals
+        neediest = max(sorted(is_open), key=lambda side: lacking[side])  # the first of equals
         if size <= lacking[neediest]:
             sides[number] = neediest
             lacking[neediest] -= size
+        elif lacking[neediest] <= wanted[neediest] // 2 and size > LONG * wanted[neediest]:
+            is_open.remove(neediest)
     if len(different) < least:
         return None, f"the text has {counted(len(different), 'different document')}, fewer than {least}"
     if 0 in wanted.values():

@@ -50,6 +50,14 @@ def test_is_a_shuffle_and_another_seed_gives_another():
     assert {d.name for d in by_document(documents, seed=1)["validation"]} != held_out
 
 
+def test_notes_among_books_are_not_all_held_out():
+    """As they would be if they filled what is too small for another book."""
+    books = [Document(f"book {i}", f"{i} " + "word " * 10_000) for i in range(25)]
+    notes = [Document(f"note {i}", f"{i} a note") for i in range(1000)]
+    train = {document.name for document in by_document(books + notes)["train"]}
+    assert sum(note.name in train for note in notes) > 500
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("end", ["", " ", "\n \n"])
 def test_copies_stay_on_one_side_also_with_other_white_space_at_the_end(seed, end):
