@@ -156,6 +156,14 @@ def test_a_small_step_that_is_given_makes_no_much_text_of_a_little(tmp_path):
     assert rates[0] == rates[1]
 
 
+def test_a_chat_among_texts_makes_no_small_set_of_chats_of_them(tmp_path):
+    texts, chat = tmp_path / "texts.jsonl", tmp_path / "chat.jsonl"
+    texts.write_text("".join(json.dumps({"text": f"{n} " + "a line of text\n" * 200}) + "\n" for n in range(60)))
+    chat.write_text(json.dumps({"prompt": "Which ship?", "completion": "The ship of the year."}) + "\n")
+    alone, both = (fitted_to(files, {})[0] for files in ([str(texts)], [str(texts), str(chat)]))
+    assert both.trainer.max_steps == pytest.approx(alone.trainer.max_steps, rel=0.05)
+
+
 def fitted_to(files: list[str], settings: dict, **of_model) -> tuple[Request, list[str]]:
     config = load_model_config(TINY_MODEL)
     config.update(of_model)
