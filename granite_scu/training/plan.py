@@ -95,30 +95,12 @@ def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
         "s_ceiling_estimate": None if run.s_ceiling is None else float(f"{run.s_ceiling:.3g}"),
         **({"target_s_advice": "; ".join(warnings)} if (warnings := out_of_reach(run)) else {}),
         "chosen": run.chosen,
-        "advice": [
-            *out_of_proportion(run.request, length.steps, passes),
-            *_cut_short(request.trainer.max_time, seconds),
-            *run_warnings(run),
-        ],
+        "advice": [*out_of_proportion(request, length.steps, passes, seconds), *run_warnings(run)],
         **_memory_facts(request, machine),
         "time_s_estimate": None if seconds is None else round(seconds),
         "questions_s_at_most": _of_questions(run),
         "output_dir": str(run.folder.path),
     }
-
-
-def _cut_short(limit: str | None, seconds: float | None) -> list[str]:
-    """That a run's time, DD:HH:MM:SS, ends before its steps do, and what does not end it so."""
-    if limit is None or seconds is None:
-        return []
-    days, hours, minutes, rest = map(int, limit.split(":"))
-    allowed = ((24 * days + hours) * 60 + minutes) * 60 + rest
-    if seconds <= allowed:
-        return []
-    return [
-        f"--max-time {limit}: ends the run after about {per_cent(allowed / seconds)} of its steps, where the learning "
-        "rate is still high; a run with fewer, by --num-epochs or --max-steps, ends with a low one"
-    ]
 
 
 def _share_adapted(run: PreparedRun) -> str:

@@ -80,19 +80,21 @@ def beyond_the_bounds(controller: Controller[Any]) -> str | None:
 # Settings that do not go together with the length of the run
 
 
-def out_of_proportion(request: Request, steps: int, passes: float | None) -> list[str]:
+def out_of_proportion(request: Request, steps: int, passes: float | None, seconds: float | None = None) -> list[str]:
     """What is too long or too rare for a run of so many optimizer steps, a line each with a number that would do.
 
     Args:
         request: what was asked for.
         steps: of the run.
         passes: that the run makes over its data; None in a stream.
+        seconds: that it takes; None where nobody knows.
     """
     found = (
         _long_blocks(request.data.block_size, request.base.name),
         _long_warmup(request.optimizer.warmup_steps, steps),
         _few_steps(request.data.num_epochs, request.trainer, steps),
         _many_passes(request.data.num_epochs, passes, steps),
+        _cut_short(request.trainer.max_time, seconds),
         _no_validation(request.run.eval_steps, steps) if request.data.is_validated else None,
     )
     return [line for line in found if line]
@@ -130,6 +132,20 @@ def _many_passes(epochs: float | None, passes: float | None, steps: int) -> str 
         return None
     fewer = f"--max-steps {math.ceil(steps * 3 / passes)} reads it three times"
     return f"--max-steps {steps}: reads the data {passes:,.0f} times; {fewer}"
+
+
+def _cut_short(limit: str | None, seconds: float | None) -> str | None:
+    """That a run's time, DD:HH:MM:SS, ends before its steps do, and what does not end it so."""
+    if limit is None or seconds is None:
+        return None
+    days, hours, minutes, rest = map(int, limit.split(":"))
+    allowed = ((24 * days + hours) * 60 + minutes) * 60 + rest
+    if seconds <= allowed:
+        return None
+    return (
+        f"--max-time {limit}: ends the run after about {per_cent(allowed / seconds)} of its steps, where the learning "
+        "rate is still high; a run with fewer, by --num-epochs or --max-steps, ends with a low one"
+    )
 
 
 def _no_validation(every: int | None, steps: int) -> str | None:

@@ -82,9 +82,10 @@ def test_where_drift_is_held_the_plan_says_on_what(files, text):
 
 
 def test_a_time_that_ends_before_the_steps_is_said():
-    [line] = plan._cut_short("00:00:10:00", 1200.0)
+    request = Request.from_dotted({"trainer.max_time": "00:00:10:00", "optimizer.warmup_steps": 0})
+    [line] = out_of_proportion(request, 100, 2.0, seconds=1200.0)
     assert line.startswith("--max-time 00:00:10:00: ends the run after about 50 % of its steps")
-    assert not plan._cut_short("00:00:30:00", 1200.0)
+    assert not out_of_proportion(request, 100, 2.0, seconds=500.0)
 
 
 def test_of_plain_lora_a_plan_speaks_of_no_controller():

@@ -37,6 +37,16 @@ def kind(path: Path) -> str:
     return (name.with_suffix("") if name.suffix in PACKED else name).suffix
 
 
+def is_text(path: Path) -> bool:
+    """Whether a file begins as text in UTF-8 does; an empty one too."""
+    try:
+        with path.open("rb") as file:
+            beginning = codecs.getincrementaldecoder("utf-8")().decode(file.read(4096))
+    except (OSError, UnicodeDecodeError):
+        return False
+    return "\0" not in beginning
+
+
 def find(given: str) -> list[Path]:
     """The files of ``search``, which raises the same."""
     found, _ = search(given)

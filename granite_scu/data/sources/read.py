@@ -203,7 +203,7 @@ def _read_files(
 ) -> Iterator[Document | TextFile]:
     for file in paths:
         kind = files.kind(file)
-        if kind in formats.TEXTS:
+        if kind not in formats.RECORDS:
             yield TextFile(file, encoding)
             continue
         records = formats.RECORDS[kind](file, encoding, samples.columns(text_column))
@@ -214,16 +214,25 @@ def _read_files(
 
 def check_readable(path: str) -> None:
     """Refuse what ``readable_files`` refuses, and read nothing."""
-    if not path.strip() or not any(files.kind(file) in formats.SUFFIXES for file in files.find(path)):
+    if not path.strip() or not of_kinds_read(path, files.find(path)):
         readable_files(path)
 
 
 def check_beginning(path: str, text_column: str, encoding: str, record_format: str) -> None:
     """Refuse text that is there and is empty, or wrong in its first document; reads no further."""
-    found = [file for file in files.find(path) if files.kind(file) in formats.SUFFIXES]
-    documents = _read_files(found, text_column, encoding, record_format)
+    documents = _read_files(of_kinds_read(path, files.find(path)), text_column, encoding, record_format)
     if not any(not isinstance(document, TextFile) or next(document.pieces(), "") for document in documents):
         raise no_text([path])
+
+
+def of_kinds_read(path: str, found: Iterable[Path]) -> list[Path]:
+    """Those of a source's files that are text or records; of other suffixes where the path ends with it, as code does
+    that is named by ``src/**/*.py``, and they hold text."""
+    suffix = "" if Path(path).expanduser().is_dir() else Path(path).suffix
+    also = suffix if suffix and not glob.has_magic(suffix) else None
+    return [
+        file for file in found if files.kind(file) in formats.SUFFIXES or (file.suffix == also and files.is_text(file))
+    ]
 
 
 def readable_files(path: str) -> list[Path]:
@@ -235,8 +244,8 @@ def readable_files(path: str) -> list[Path]:
     if not path.strip():  # an unset shell variable; Path would take it for the current folder
         raise UserError(f"--data-dir '{path}': is empty; {_REMEDY}")
     found, others = files.search(path)
-    chosen = [file for file in found if files.kind(file) in formats.SUFFIXES]
-    others += Counter(file.suffix.lower() or "no suffix" for file in found if files.kind(file) not in formats.SUFFIXES)
+    chosen = of_kinds_read(path, found)
+    others += Counter(file.suffix.lower() or "no suffix" for file in sorted({*found} - {*chosen}))
     about = _about_records(chosen)
     chosen = [file for file in chosen if file not in about]
     if divided := _divided(chosen):
@@ -245,8 +254,8 @@ def readable_files(path: str) -> list[Path]:
         raise UserError(f"--data-dir {path}: {_why_nothing(path, others)}; {_REMEDY}")
     if others:
         listed = _listed(others)
-        _log.warning("%s: skipped %d files that are hidden, linked twice or not %s: %s",
-                     path, others.total(), _SUPPORTED, listed)  # fmt: skip
+        _log.warning("%s: skipped %d files that are hidden, linked twice or not %s: %s; a pattern with a suffix of "
+                     "theirs, as 'src/**/*.py', reads text", path, others.total(), _SUPPORTED, listed)  # fmt: skip
     if about:
         _log.warning("%s: left out %s, which tells of the records beside it; to learn it, name it by itself",
                      path, ", ".join(map(str, about)))  # fmt: skip
@@ -316,7 +325,7 @@ def _why_nothing(path: str, others: Counter[str]) -> str:
     if root.is_file():
         return f"cannot read {root.suffix or 'files without suffix'}"
     if others:
-        return f"holds only other files ({_listed(others)})"
+        return f"holds only other files ({_listed(others)}); a pattern with their suffix, as 'src/**/*.py', reads text"
     if root.is_dir():
         return "the folder is empty"
     return "no file matches" if glob.has_magic(path) else "no such file or folder"

@@ -132,9 +132,18 @@ def test_a_missing_path_names_what_can_be_given(tmp_path):
 @pytest.mark.parametrize("suffix", [".docx", ".yaml", ""])
 def test_an_unsupported_file_names_those_that_are(tmp_path, suffix):
     path = tmp_path / f"data{suffix}"
-    path.write_text("a,b")
+    path.write_bytes(b"a\0b")
     message = refused(path)
     assert f"cannot read {suffix or 'files without suffix'}" in message and "a .txt, .md, .jsonl" in message
+
+
+def test_code_is_read_where_its_suffix_is_named(tmp_path, caplog):
+    (tmp_path / "a.py").write_text("print()")
+    (tmp_path / "b.py").write_bytes(b"\x89PNG\0")
+    (tmp_path / "c.md").write_text("about it")
+    assert [document.text for document in load(str(tmp_path / "*.py"), "text")] == ["print()"]
+    assert "skipped 1 files" in caplog.text
+    assert [document.text for document in load(str(tmp_path), "text")] == ["about it"]
 
 
 def test_a_folder_without_text_says_what_it_holds(tmp_path):
