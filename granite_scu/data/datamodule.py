@@ -145,8 +145,9 @@ class TextDataModule(LightningDataModule):
     def divide(self, tokenizer: PreTrainedTokenizerBase) -> Division:
         """The documents of each split."""
         first_rank = rank_zero_only.rank == 0  # type: ignore[attr-defined]
-        corpus = prepare(self.config, tokenizer, show_progress=first_rank)
-        return self._divided(corpus, [source.split for source in sources_of(self.config)])
+        sources = sources_of(self.config)
+        corpus = prepare(self.config, tokenizer, first_rank, sources)
+        return self._divided(corpus, [source.split for source in sources])
 
     def _divided(self, corpus: Corpus, splits: list[str], streamed: bool = False) -> Division:
         config = self.config

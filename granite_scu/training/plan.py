@@ -313,7 +313,7 @@ def _time(facts: dict[str, Any]) -> str:
     then = f"; then questions, at most {duration(questions)}" if questions else ""
     first = "some minutes of compiling, then " if facts["compiled"] else ""
     if facts.get("max_drift") is not None and not (facts["general_data"] or facts["first_step"]):
-        first = f"first the base model writes general text (kept for other runs), then {first}"
+        first = f"first the base model writes general text, unless an earlier run did, then {first}"
     return f"{first}about {duration(seconds)} of training and validation, a rough estimate {basis}{then}"
 
 

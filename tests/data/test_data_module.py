@@ -61,6 +61,13 @@ def test_one_text_is_divided_by_block(tokenizer, one_text, caplog):
     assert summary["test"] == counts
 
 
+def test_a_source_that_is_held_out_whole_is_said(tokenizer, one_text, tmp_path, caplog):
+    (tmp_path / "end.txt").write_text(WORDS * 10)
+    config = DataConfig(path=[str(one_text), str(tmp_path / "end.txt")], block_size=32)
+    TextDataModule(config, 0).prepare(tokenizer)
+    assert "1 of the sources lie in these blocks whole" in caplog.text
+
+
 def test_many_lines_are_divided_by_document(tokenizer, many_lines):
     with many_lines.open("a") as lines:
         lines.write('{"text": ""}\n')

@@ -148,6 +148,9 @@ def divide(
             f"{'another share, ' if share else ''}or --held-out-share 0, which trains on all"
         )
     _log.info("%s: the last blocks are held out instead, a block's gap before validation and before test", reason)
+    if n_whole := _n_held_out_whole(corpus):
+        _log.warning("%d of the sources lie in these blocks whole, and are not trained on; name texts to validate and "
+                     "test on by --validation-data and --test-data", n_whole)  # fmt: skip
     if n_copies := corpus.n_documents - len(np.unique(corpus.bare)):
         _log.warning(
             "%d of the %d documents are copies of others; as they are not divided by document, what is held out may be "
@@ -155,6 +158,12 @@ def divide(
             *(n_copies, corpus.n_documents),
         )
     return Division(corpus, "block", None, streamed)
+
+
+def _n_held_out_whole(corpus: Corpus) -> int:
+    """Sources of which nothing lies in the blocks that are trained on, as ``by_block`` divides them."""
+    begin = corpus.bounds[:, 0] >= (1 - sum(TENTHS.values())) * len(corpus.tokens)
+    return len(np.setdiff1d(corpus.sources, corpus.sources[~begin]))
 
 
 def _of_sources(corpus: Corpus, splits: Sequence[str], split: str) -> NDArray[np.int64]:

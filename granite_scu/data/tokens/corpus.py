@@ -27,13 +27,19 @@ SAID_APART = 8
 _log = logging.getLogger(__name__)
 
 
-def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progress: bool = True) -> Corpus:
+def prepare(
+    config: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    show_progress: bool = True,
+    sources: Sequence[Source] | None = None,
+) -> Corpus:
     """The tokens of a run's text, made in constant memory whatever its size.
 
     Args:
         config: the sources, and how they are read. A data set that comes divided has its three splits as sources.
         tokenizer: of the model.
         show_progress: show a bar on stderr when the text is long.
+        sources: what ``sources_of`` has found; None looks for them.
 
     Raises:
         UserError: nothing to read, a file that cannot be read, or no place to keep the tokens.
@@ -41,7 +47,7 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     every = [*config.sources, *(name for _, names in config.files.values() for name in names)]
     names = [os.path.abspath(Path(name).expanduser()) if is_path(name) else name for name in every]  # from any folder
     before = _stamps(every)
-    sources = sources_of(config)
+    sources = sources_of(config) if sources is None else sources
     flags = [config.named_for(source.split)[0] for source in sources]
     digests = [_digest(source, flag) for source, flag in zip(sources, flags, strict=True)]
     size = sum(size for _, size in digests)
