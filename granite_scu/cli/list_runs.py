@@ -80,7 +80,6 @@ def summarise(path: Path) -> Summary:
         model: the base model.
         controller: name of the law.
         s_target: setpoint S*; of one that the law moves, where it is.
-        setpoint_moves: whether the law moves it.
         s, strength: S, smoothed where it is, and lambda at the newest tick.
         drift, max_drift: of the adapter that is kept on general text, or at the newest tick; and its budget.
         base_bpt, adapter_bpt, saved_bpt: bits per token on the held-out documents, of the base model and with the
@@ -108,7 +107,6 @@ def summarise(path: Path) -> Summary:
         "model": printable(str(training["base"]["name"])),
         "controller": printable(str(control["controller"])),
         "s_target": last.get("s_target", control.get("target_s")),
-        "setpoint_moves": control.get("target_s", "") is None and last.get("s_target") is not None,
         "s": last.get("s_ema") if "drift" not in last else last.get("s"),
         "drift": (metrics.get("drift") or {}).get("share", last.get("drift")),
         "max_drift": (training.get("drift") or {}).get("max_drift"),
@@ -180,8 +178,9 @@ def _print(found: list[Summary], broken: list[dict[str, str]], folder: Path) -> 
         written = each["time"][:16].replace("T", " ")
         table.add_row(
             *map(Text, (name, written, _state(each), str(each["controller"]))),
-            _share(each["s_target"]) + (", moves" if each["setpoint_moves"] else ""),
-            *(_share(each["s"]), *([_drift(each)] if drifted else []), _number(each["strength"], ".3g")),
+            *map(_share, (each["s_target"], each["s"])),
+            *([_drift(each)] if drifted else []),
+            _number(each["strength"], ".3g"),
             "-" if each["saved_bpt"] is None else f"{each['base_bpt']:.4f} -> {each['adapter_bpt']:.4f}",
             *(_number(each["saved_bpt"], "+.4f"), _number(each["tokens_per_s"], ",.0f")),
         )

@@ -55,8 +55,7 @@ def draw_s(axes: Axes, run: Run) -> None:
     if np.isfinite(target).any():
         last = target[np.isfinite(target)][-1]
         now, band = per_cent(last), per_cent(BAND)
-        label = f"S* (at the end {now})" if run.setpoint_moves else f"S* = {now}, band ± {band} of it"
-        draw_setpoint(axes, steps, target, style.GREEN, label, band=not run.setpoint_moves)
+        draw_setpoint(axes, steps, target, style.GREEN, f"S* = {now}, band ± {band} of it")
     style.share_scale(axes, np.concatenate([raw, smoothed, target]))
     style.in_percent(axes)
     axes.set_ylabel("S (share of bits)", fontsize=style.LABEL, color=style.INK)

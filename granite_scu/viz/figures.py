@@ -37,7 +37,7 @@ def plot_s(groups: Sequence[Group]) -> Figure:
             if group.label in setpoints:
                 # One setpoint for all is a matter of its own; else it takes the colour of what follows it.
                 colour = style.GREEN if alike else group.colour
-                draw_setpoint(axes, *setpoints[group.label], colour, band=not _setpoint_moves(group))
+                draw_setpoint(axes, *setpoints[group.label], colour)
         values = np.concatenate([_smoothed_s(run)[1] for group in groups for run in group.runs])
         style.share_scale(axes, np.concatenate([values, *(setpoint[1] for setpoint in setpoints.values())]))
         style.in_percent(axes)
@@ -101,7 +101,7 @@ def plot_phase(groups: Sequence[Group]) -> Figure:
     style.share_scale(left, np.concatenate([_smoothed_s(run)[1] for group in groups for run in group.runs]))
     style.in_percent(left)
     style.share_scale(right, np.concatenate([run.column("param_bpt") for group in groups for run in group.runs]), "x")
-    held = [group for group in groups if _uses_setpoint(group) and not _setpoint_moves(group)]
+    held = [group for group in groups if _uses_setpoint(group)]
     for target in sorted({group.course(_setpoint)[1][-1] for group in held}):
         left.axhspan((1 - BAND) * target, (1 + BAND) * target, color=style.GREEN, alpha=0.15, linewidth=0)
         left.axhline(target, color=style.GREEN, linewidth=1.4, dashes=(5, 3))
@@ -302,10 +302,6 @@ def _setpoint(run: Run) -> Course:
 
 def _uses_setpoint(group: Group) -> bool:
     return any(run.uses_setpoint for run in group.runs)
-
-
-def _setpoint_moves(group: Group) -> bool:
-    return any(run.setpoint_moves for run in group.runs)
 
 
 def _positive(values: np.ndarray) -> np.ndarray:

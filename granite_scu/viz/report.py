@@ -197,14 +197,9 @@ def _control_figures(run: Run) -> list[tuple[str, str, str]]:
 
 
 def _aim(run: Run) -> str:
-    """The setpoint, and whether it is where it was at the start."""
+    """The setpoint."""
     targets = [value for value in run.column("s_target") if is_number(value)]
-    if not targets:
-        return "no setpoint"
-    start, end = percent(targets[0]), percent(targets[-1])
-    if not run.setpoint_moves:
-        return f"S* = {end}"
-    return f"S* stayed at {end}" if start == end else f"S* has moved from {start} to {end}"
+    return f"S* = {percent(targets[-1])}" if targets else "no setpoint"
 
 
 def _tiles(figures: Iterable[tuple[str, str, str]]) -> str:
@@ -291,7 +286,7 @@ def _course(run: Run, data: Mapping[str, Any]) -> str:
     none = run.config.get("controller") == "none"
     held = "drift" if run.holds_drift else "S"
     title = "No controller: the size of the adapter" if none else f"The controller: {held} and λ"
-    opened = " open" if run.holds_drift or (run.uses_setpoint and not run.setpoint_moves) else ""
+    opened = " open" if run.holds_drift or run.uses_setpoint else ""
     return f"""<section aria-label="Charts"><h2>Loss{" and validation" if run.validations else ""}</h2>
 <p class="faint">Point to read values, drag to zoom, double-click to see all. With the keyboard, on a chart:
 arrows move the cursor, + and &minus; zoom, 0 shows all.{thinned if drawn < data["ticks"] else ""}</p>

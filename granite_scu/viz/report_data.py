@@ -62,12 +62,12 @@ def thinned(run: Run) -> np.ndarray:
 
 def _charts(run: Run) -> list[dict[str, Any]]:
     """Each: a title, the format of its numbers, the scale, and its series by column, form and colour."""
-    target, moves = run.uses_setpoint, run.setpoint_moves
-    title = "S" if not target else "S and its setpoint S*, which moves" if moves else "S against its setpoint S*"
+    target = run.uses_setpoint
+    title = "S against its setpoint S*" if target else "S"
     s = [
         _series("S at each tick", "s", "line", "sky"),
         _series("S smoothed", "s_ema", "line", "blue"),
-        *([_series("S*", "s_target", "since", "green", band=not moves)] if target else []),
+        *([_series("S*", "s_target", "since", "green", band=True)] if target else []),
     ]
     validated = " and validation" if run.validations else ""
     loss = [_series("training text", "data_bpt", "line", "sky"), _series("validation", "", "points", "ink")]

@@ -108,11 +108,6 @@ class Run:
         return bool(np.isfinite(self.column("s_target")).any())
 
     @property
-    def setpoint_moves(self) -> bool:
-        """Whether the controller moves its setpoint: a setpoint that S follows, and is not judged by."""
-        return self.uses_setpoint and self.config.get("target_s", "") is None
-
-    @property
     def holds_drift(self) -> bool:
         """Whether the controller held drift, and not S."""
         return "drift" in self.history[-1]

@@ -97,16 +97,6 @@ def test_the_table(make_run, tmp_path, listed):
     assert cut[3:] == ["unfinished,", "10/30", "fixed", "5.00%", "1.00%", "2", "-", "-", "1,000"]
 
 
-def test_a_setpoint_that_moves_is_said_to(make_run, tmp_path, listed):
-    config = make_run("auto", 2e9) / "scu_config.json"
-    config.write_text('{"controller": "pi", "target_s": null}')
-    make_run("held", 1e9)
-    moves = [runs.summarise(tmp_path / name)["setpoint_moves"] for name in ("auto", "held")]
-    rows = [line.split() for line in listed(tmp_path)[1].splitlines()]
-    assert moves == [True, False]
-    assert next(row for row in rows if row[:1] == ["auto"])[4:8] == ["pi", "5.00%,", "moves", "3.00%"]
-
-
 def test_drift_has_a_column_where_a_run_has_any(make_run, tmp_path, listed):
     folder = make_run("held", 2e9)
     assert "drift" not in listed(tmp_path)[1]

@@ -3,17 +3,12 @@
 from pathlib import Path
 
 import pytest
-from folders import finished_run, held_run, moved_run, rising, settings, write_run
+from folders import finished_run, held_run, rising, settings, write_run
 
 
 @pytest.fixture
 def finished(tmp_path) -> Path:
     return finished_run(tmp_path / "finished")
-
-
-@pytest.fixture
-def moved(tmp_path) -> Path:
-    return moved_run(tmp_path / "moved")
 
 
 @pytest.fixture

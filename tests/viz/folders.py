@@ -47,19 +47,6 @@ def rising(ticks: int = 40) -> list[dict]:
     ]
 
 
-def seeking(ticks: int = 40) -> list[dict]:
-    """S follows a setpoint that moves from 20 to 60 %."""
-    return [
-        record(
-            10 * k,
-            s=0.6 * k / ticks,
-            s_ema=0.55 * k / ticks,
-            s_target=0.2 + 0.4 * k / ticks,
-        )
-        for k in range(1, ticks + 1)
-    ]
-
-
 def holding(ticks: int = 40) -> list[dict]:
     """Drift comes to its budget of 2 % from above while lambda climbs; S is only measured."""
     return [
@@ -142,12 +129,6 @@ def finished_run(folder: Path) -> Path:
     """The folder of a finished run under PI."""
     config = {"controller": "pi", "target_s": 0.02}
     return write_run(folder, rising(), config, settings(), [(100, 6.1), (200, 5.95), (300, 5.92)], METRICS)
-
-
-def moved_run(folder: Path) -> Path:
-    """The folder of a finished run under a law that moved its setpoint."""
-    metrics = METRICS | {"control": {"iae": None, "in_band": None}}
-    return write_run(folder, seeking(), {"controller": "pi", "target_s": None}, settings(), [(100, 6.1)], metrics)
 
 
 def held_run(folder: Path) -> Path:

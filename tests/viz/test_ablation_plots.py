@@ -231,19 +231,6 @@ def test_seeds_have_a_band_from_least_to_greatest(make):
     assert (extent.y0, extent.y1) == pytest.approx((5.9, 6.6))
 
 
-def test_a_setpoint_that_moves_has_no_band_and_no_place_in_the_phase_plane(make, moved):
-    runs = [read_run(moved), replace(read_run(moved), settings=settings(seed=1))]
-    (axes,) = figures.plot_s(group([*runs, make()])).axes
-    band = axes.collections[-1]  # the other one is of the seeds
-    extent = band.get_datalim(axes.transData)
-    assert (extent.y0, extent.y1) == pytest.approx((0.018, 0.022)), "the band is of the setpoint that is held"
-    assert any(np.isclose(line.get_ydata()[-1], 0.6) for line in axes.get_lines()), "the one that moves is a line"
-    left, _ = figures.plot_phase(group(runs)).axes
-    assert not left.patches and legend(left.figure) == ["pi (2 runs)", "first tick", "last tick"]
-    _, s, _ = figures.plot_summary(group(runs)).axes
-    assert any(line.get_xdata()[0] == pytest.approx(0.6) for line in s.get_lines()), "where it is at the end"
-
-
 def test_what_cannot_be_drawn_is_named(make):
     groups = group([make(), make("none", None, 0.0)])
     assert legend(figures.plot_lambda(groups)) == ["pi, S* = 2 %", "none: λ = 0"]

@@ -99,15 +99,6 @@ def test_lambda_has_a_logarithmic_axis(finished):
     np.testing.assert_array_equal(lines(below)["λ"], run.column("lambda"))
 
 
-def test_a_setpoint_that_moves_is_a_line_without_a_band(moved):
-    above, *_ = axes_of(moved)
-    drawn = lines(above)
-    assert set(drawn) == {"S at each tick", "S smoothed", "S* (at the end 60 %)"} and not above.collections
-    setpoint = drawn["S* (at the end 60 %)"]
-    np.testing.assert_allclose(setpoint[1:], np.linspace(0.21, 0.6, 40))
-    assert setpoint[0] == setpoint[1], "held since the start"
-
-
 def test_drift_stands_in_place_of_s_where_it_was_held(held):
     above, _ = axes_of(held)
     drawn, run = lines(above), read_run(held)

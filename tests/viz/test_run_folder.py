@@ -78,10 +78,6 @@ def test_a_run_that_measured_nothing_is_refused_by_what_draws(tmp_path):
         read_measured_run(folder)
 
 
-def test_a_setpoint_moves_where_the_law_has_none_of_its_own(finished, moved, cut_off):
-    assert [read_run(folder).setpoint_moves for folder in (finished, moved, cut_off)] == [False, True, False]
-
-
 def test_a_field_that_is_no_number_is_named(tmp_path):
     folder = write_run(tmp_path / "run", [record(10, s="high")], {}, settings())
     with pytest.raises(UserError, match="run: s is not a number in every record"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import METRICS, course, finished_run, held_run, moved_run, rising, settings, write_run
+from folders import METRICS, course, finished_run, held_run, rising, settings, write_run
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
@@ -55,14 +55,13 @@ def runs(place: Path):
 def every_figure(tmp_path_factory) -> dict[str, Figure]:
     """Of one run, of many, and of one that held drift."""
     place = tmp_path_factory.mktemp("runs")
-    finished, moved, held = (read_run(make(place / make.__name__)) for make in (finished_run, moved_run, held_run))
+    finished, held = (read_run(make(place / make.__name__)) for make in (finished_run, held_run))
     return {
         "control": plot_control(finished),
-        "moved": plot_control(moved),
-        **{f"one {name}": figure for name, figure in draw_figures(group([moved])).items()},
+        **{f"one {name}": figure for name, figure in draw_figures(group([finished])).items()},
         "held": plot_control(held),
         "learned": draw_figures(group([held]))["learned"],
-        "several learned": draw_figures(group([held, moved]))["learned"],
+        "several learned": draw_figures(group([held, finished]))["learned"],
         **{f"many {name}": figure for name, figure in draw_figures(runs(place)).items()},
     }
 

@@ -29,7 +29,7 @@ from granite_scu.viz.what_now import lower_rate, verdict
 
 NOT_MEASURED = "not measured"
 _FACTS = (
-    *("data", "tested", "controller", "target_s", "setpoint_moves", "summary", "hyperparameters", "versions"),
+    *("data", "tested", "controller", "target_s", "summary", "hyperparameters", "versions"),
     *("evaluation", "license", "repo_id", "revision", "model_type", "chats", "lower_rate", "validations"),
 )
 """What a card may tell besides the base model."""
@@ -54,7 +54,6 @@ def gather(folder: Path) -> dict[str, Any]:
             "chats": bool(training["data_summary"].get("conversations")),
             "controller": control["controller"],
             "target_s": summary["s_target"],
-            "setpoint_moves": control.get("target_s", "") is None and summary["s_target"] is not None,
             "summary": summary,
             "lower_rate": lower_rate(training),
             "validations": read_validations(folder, summary),
@@ -84,8 +83,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
     Args:
         facts: ``base_model`` (hub id, local folder or the embedded model's name), ``data`` (the corpus, in words
             or by its paths), ``tested`` (what is tested on, where that is another), ``controller``, ``target_s`` (null
-            without a setpoint; the last one where the law moves it: ``setpoint_moves``), ``summary``
-            (``scu_metrics.json``: bits per token ``base_test_bpt``,
+            without a setpoint), ``summary`` (``scu_metrics.json``: bits per token ``base_test_bpt``,
             ``adapter_test_bpt``, ``best_val_bpt`` and the counts ``test_tokens`` and ``best_val_step``; ``s_ema``,
             ``lambda``, ``steps``, ``tokens``, ``wall_time_s``),
             ``hyperparameters`` and ``versions``; where they are known ``evaluation`` (see ``evaluation_of``),

@@ -151,13 +151,6 @@ def test_a_run_without_a_setpoint_claims_none():
     assert "S*" not in text and "its setpoint" not in text
 
 
-def test_of_a_setpoint_that_moves_it_has_the_last():
-    text = card(target_s=0.9643514, setpoint_moves=True)
-    assert "controller `pi`, which moves its setpoint S*, to 96.4 % at the end." in text
-    assert "| setpoint S* at the end | 96.4 % |" in text
-    assert "![S against its setpoint, and lambda, over" in text
-
-
 @pytest.mark.parametrize("base", ["{folder}/private/granite-local", "/home/me/models/granite-local", "~/granite-local"])
 def test_a_local_base_is_named_without_its_place(tmp_path, base):
     (tmp_path / "private" / "granite-local").mkdir(parents=True)
