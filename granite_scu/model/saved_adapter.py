@@ -194,24 +194,7 @@ def find(path: str | Path, label: str | None = None) -> SavedAdapter:
             f"{label}: {ADAPTER_CONFIG} names the base model {named}, and {TRAINING_CONFIG} says that the run trained "
             f"on {trained_on}; one of the files is of another run"
         )
-    _check_scale(config, training.get("lora", {}), label)
     return SavedAdapter(folder, config, training, label)
-
-
-def _check_scale(config: peft.LoraConfig, trained: dict[str, Any], label: str) -> None:
-    """Refuse an adapter whose update is scaled otherwise than in its run. Of one that started from another adapter, and
-    so has its scale, the run has no record."""
-    if trained.get("adapter") is not None or trained.get("rank") is None or trained.get("alpha") is None:
-        return
-    pairs = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora"}
-    scaled = [(name, getattr(config, name), trained.get(setting, False)) for name, setting in pairs.items()]
-    scaled += [(name, getattr(config, name), {}) for name in ("rank_pattern", "alpha_pattern")]
-    for name, here, then in scaled:
-        if here != then:
-            raise UserError(
-                f"{label}: {ADAPTER_CONFIG} has {name} = {here}, and {TRAINING_CONFIG} says that the run trained with "
-                f"{then}; one of the files was changed, or is of another run: copy the folder again"
-            )
 
 
 def base_of(adapter: SavedAdapter, name: str | None) -> BaseConfig:

@@ -349,19 +349,6 @@ def test_the_card_names_the_base_for_the_hub_where_it_is_there(base, named):
     assert front.get("base_model") == (base if named else None)
 
 
-def test_the_scale_of_a_runs_adapter_is_that_of_its_run(make_adapter):
-    """Changed a hundredfold, it would be merged as faithfully."""
-    folder = make_adapter()
-    trained = {"rank": 4, "alpha": 8.0, "rslora": False, "adapter": None}
-    (folder / saved_adapter.TRAINING_CONFIG).write_text(json.dumps({"lora": trained}))
-    saved_adapter.find(folder)
-    config = json.loads((folder / saved_adapter.ADAPTER_CONFIG).read_text())
-    for changed in ({"lora_alpha": 800}, {"use_rslora": True}, {"alpha_pattern": {"q_proj": 800}}):
-        (folder / saved_adapter.ADAPTER_CONFIG).write_text(json.dumps(config | changed))
-        with pytest.raises(UserError, match=f"has {next(iter(changed))} = .*, and training_config.json says"):
-            saved_adapter.find(folder)
-
-
 def test_what_a_killed_merge_left_is_removed_and_a_running_one_is_not(small_granite, make_adapter, tmp_path):
     merger = merging.Merger(saved_adapter.find(make_adapter()), BaseConfig(small_granite), tmp_path / "merged")
     ready, told = os.pipe()
