@@ -41,10 +41,8 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console, chats
         f"{text}, adapter at the start": None if start is None else f"{start:.4f} bits/token",
         f"{text}, adapter": _gain(summary["base_test_bpt"], summary["adapter_test_bpt"]) if tested else None,
         "held-out answers": _answers(summary["answers"]) if "answers" in summary else None,
-        "general answers": _general(summary["elsewhere"]) if "elsewhere" in summary else None,
         "validation": f"{summary['best_val_bpt']:.4f} bits/token" if validated else None,
         "best adapter": which_adapter(summary),
-        "drift": _drift(summary["drift"]) if _held_drift(summary) else None,
         "S at the end": _s(summary) if summary["lambda"] else None,
         "S* reached": None if summary["s_target"] is None else _reachability(summary),
         "lambda at the end": f"{summary['lambda']:.4g}" if summary["lambda"] else None,
@@ -104,27 +102,6 @@ def _unasked(summary: dict[str, Any], run: str) -> str:
         f"Only {counts} questions were answered {IN_TIME}, the limit at the end of a run: granite-scu eval "
         f"{run}{samples} asks all of them; on a quieter machine more are answered."
     )
-
-
-def _general(found: dict[str, Any]) -> str:
-    n, asked, model = found["n"], found["asked"], f"the {found.get('compared_with', 'base model')}"
-    cost = f"known ones cost {found['bits_after']:.2f} bits/token, with {model} {found['bits_before']:.2f}"
-    if not n:
-        return f"none of {asked} {IN_TIME}; {cost}"
-    if not found["right_before"]:
-        some = f"{n}" if n == asked else f"the first {n} of {asked}, so that the others were not asked"
-        return f"{model} has none right of {some}; {cost}"
-    changed = f"{found['became_wrong']} became wrong, {found['became_right']} right"
-    in_time = "" if n == asked else f"; {n} of {asked} were answered {IN_TIME}"
-    return f"{found['right_after']} of {n} right, by {model} {found['right_before']}: {changed}; {cost}{in_time}"
-
-
-def _held_drift(summary: dict[str, Any]) -> bool:
-    return (summary.get("drift") or {}).get("budget") is not None
-
-
-def _drift(found: dict[str, Any]) -> str:
-    return f"{per_cent(found['share'])} on general text; budget {per_cent(found['budget'])}"
 
 
 def _s(summary: dict[str, Any]) -> str | None:
