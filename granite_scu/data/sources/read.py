@@ -26,6 +26,8 @@ _REMEDY = (
 _HELD_OUT = dict.fromkeys(("valid", "validation", "val", "dev", "eval"), "--validation-data") | {"test": "--test-data"}
 """Files beside one for training that are not trained on, by what their names or folders say, and the flag for each."""
 _LEARNED = ("train", "training")
+_NAMED = 3
+"""Files that are named of each part, where they are not more."""
 _NO_WORDS = {"of", *(suffix.removeprefix(".") for suffix in (*formats.SUFFIXES, *files.PACKED))}
 """Words of names that say nothing of a part: of ``00000-of-00001``, and suffixes."""
 ABOUT = ("README", "LICENSE", "LICENCE", "NOTICE", "CITATION")
@@ -277,11 +279,11 @@ def _divided(chosen: Sequence[Path]) -> str:
             for part, place in both if part in _HELD_OUT and place in learned}  # fmt: skip
     if not held:
         return ""
-    rest = " ".join(_patterns(chosen, [file for file in chosen if file not in held]))
-    given = (f"{flag} {' '.join(_patterns(chosen, [file for file in held if held[file] == flag]))}"
-             for flag in dict.fromkeys(held.values()))  # fmt: skip
-    some = ", ".join(map(str, [*held][:3])) + (" …" if len(held) > 3 else "")
-    return f"{some} beside files for training would be trained on; give --data-dir {rest} {' '.join(given)}"
+    flags = {file: held.get(file, "--data-dir") for file in chosen}
+    given = {flag: [str(file) for file in chosen if flags[file] == flag] for flag in ("--data-dir", *held.values())}
+    some = ", ".join(map(str, [*held][:_NAMED])) + (" …" if len(held) > _NAMED else "")
+    how = " ".join(f"{flag} {' '.join(names) if len(names) <= _NAMED else 'FILES'}" for flag, names in given.items())
+    return f"{some} beside files for training would be trained on; give {how}"
 
 
 def _parts(file: Path) -> list[tuple[str, Path]]:
@@ -300,24 +302,6 @@ def _part(name: str) -> str:
     """
     words = [word for word in re.split(r"[.\-_ ]", name.lower()) if word.isalpha() and word not in _NO_WORDS]
     return next((word for word in (*words[:1], *words[-1:]) if word in _HELD_OUT or word in _LEARNED), "")
-
-
-def _patterns(chosen: Sequence[Path], wanted: Sequence[Path]) -> list[str]:
-    """Some of the files as a command has them: several by their folder, or by the word that their names begin with,
-    where these fit no other of the chosen."""
-    others = {*chosen} - {*wanted}
-    own = {file.parent for file in wanted} - {folder for file in others for folder in file.parents}
-    taken = {_beginning(file) for file in others}
-    groups: dict[str, list[Path]] = {}
-    for file in wanted:
-        folder = next((each for each in reversed(file.parents) if each in own), None)
-        pattern = file if _beginning(file) in taken else f"'{_beginning(file)}[-._]*'"
-        groups.setdefault(str(folder or pattern), []).append(file)
-    return [str(files[0]) if len(files) == 1 else name for name, files in groups.items()]
-
-
-def _beginning(file: Path) -> Path:
-    return file.parent / re.split(r"[.\-_]", file.name)[0]
 
 
 def _why_nothing(path: str, others: Counter[str]) -> str:

@@ -70,7 +70,8 @@ def test_a_folder_that_its_files_divide_is_refused_with_the_flags_to_give(tmp_pa
     flag = "--test-data" if held.startswith("test") else "--validation-data"
     said = refused(str(tmp_path))
     assert f"{held} beside files for training" in said
-    given = f"--data-dir {tmp_path / 'notes.jsonl'} '{tmp_path / 'train'}[-._]*' {flag} {tmp_path / held}"
+    learned = " ".join(str(tmp_path / name) for name in ("notes.jsonl", "train-0.jsonl", "train-1.jsonl"))
+    given = f"--data-dir {learned} {flag} {tmp_path / held}"
     assert f"give {given}" in said
     assert len(load(f"{tmp_path / 'train'}[-._]*", "text")) == 2
     sources_of(DataConfig(path=sorted(map(str, tmp_path.glob("*.jsonl")))))  # as the shell has it from *.jsonl
@@ -87,8 +88,8 @@ def test_a_folder_that_its_files_divide_is_refused_with_the_flags_to_give(tmp_pa
         (["my_train_0.jsonl", "my_train_1.jsonl"], ["my_dev_v2.csv"],
          "my_train_0.jsonl my_train_1.jsonl --validation-data my_dev_v2.csv"),
         (["train/c.jsonl", "x.txt"], ["test/c.jsonl"], "train/c.jsonl x.txt --test-data test/c.jsonl"),
-        (["train/train-0.jsonl", "train/more/1.jsonl"], ["test/test-0.jsonl", "test/test-1.jsonl"],
-         "train --test-data test"),
+        ([f"train/{n}.jsonl" for n in range(4)], ["test/0.jsonl", "test/1.jsonl"],
+         "FILES --test-data test/0.jsonl test/1.jsonl"),
         (["a_training/c.jsonl"], ["eval/c.jsonl", "test.jsonl"],
          "a_training/c.jsonl --validation-data eval/c.jsonl --test-data test.jsonl"),
         (["train/c.jsonl", "latest/c.jsonl", "more/test.jsonl", "contest.txt"], [], ""),
@@ -100,7 +101,7 @@ def test_what_is_held_out_shows_in_the_names_of_files_and_folders(tmp_path, lear
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text('{"text": "one"}\n' if name.endswith(".jsonl") else "text\none\n")
     if held:
-        given = " ".join(word if word.startswith("--") else str(tmp_path / word) for word in given.split())
+        given = " ".join(str(tmp_path / word) if "." in word else word for word in given.split())
         assert refused(str(tmp_path)).endswith(f"would be trained on; give --data-dir {given}")
     else:
         assert load(str(tmp_path), "text")
