@@ -142,29 +142,14 @@ class RunFolder:
         """Let others in."""
         self._lock.release(force=True)
 
-    def clear(self, set_aside: bool = True) -> None:
+    def clear(self) -> None:
         """Empty a run folder that is to be replaced. What marks it as one goes last: it may be cut short by a kill.
 
         What no run has written stays, should it have come since ``check``.
-
-        Args:
-            set_aside: whether runs that were set aside go, too.
         """
         for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == TRAINING_CONFIG):
-            stays = entry.name == LOCK or not _is_ours(entry) or (_is_aside(entry) and not set_aside)
-            if not stays:
+            if entry.name != LOCK and _is_ours(entry):
                 remove(entry)
-
-    def set_aside(self) -> None:
-        """Move a run that ended before its first checkpoint into a folder of its own: it may have validated well."""
-        before = [int(entry.name.partition("-")[2]) for entry in self.path.iterdir() if _is_aside(entry)]
-        aside = self.path / f"restarted-{max(before, default=0) + 1}"
-        aside.mkdir()
-        for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == TRAINING_CONFIG):
-            if entry.name != LOCK and not _is_aside(entry) and _is_ours(entry):
-                entry.rename(aside / entry.name)
-        sync(aside)
-        sync(self.path)
 
     def sweep(self) -> None:
         """Put right what a run that was killed while it wrote has left half-written, as ``atomic.sweep``."""
@@ -307,13 +292,8 @@ def csv_legs(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _is_trace(entry: Path) -> bool:
-    """Whether it is all that a run leaves that was killed before its first file was whole: the lock, half a file, runs
-    that it had set aside."""
-    return entry.name == LOCK or _is_aside(entry) or bool(UNFINISHED.fullmatch(entry.name))
-
-
-def _is_aside(entry: Path) -> bool:
-    return re.fullmatch(r"restarted-\d+", entry.name) is not None
+    """Whether it is all that a run leaves that was killed before its first file was whole: the lock, half a file."""
+    return entry.name == LOCK or bool(UNFINISHED.fullmatch(entry.name))
 
 
 def _foreign(folder: Path) -> Iterator[Path]:
@@ -322,7 +302,7 @@ def _foreign(folder: Path) -> Iterator[Path]:
         if not _is_ours(entry):
             yield entry
         elif entry.is_dir() and not entry.is_symlink() and not UNFINISHED.fullmatch(entry.name):
-            of_a_run = entry.name in ("excitation", "verification") or _is_aside(entry)
+            of_a_run = entry.name in ("excitation", "verification")
             yield from _foreign(entry) if of_a_run else _foreign_inside(entry)
 
 

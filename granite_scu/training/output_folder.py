@@ -17,7 +17,7 @@ from granite_scu.model import base_digest, loading
 from granite_scu.storage import checkpoint_list, working_folder
 from granite_scu.storage.atomic import adding_to, replacing
 from granite_scu.storage.provenance import git_revision, versions
-from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, LOG_FILES, TRAINING_CONFIG, read_if_there
+from granite_scu.storage.run_folder import DOCUMENTS, LOCK, LOG_FILES, TRAINING_CONFIG, read_if_there
 from granite_scu.training.defaults import RATE_WIDTH, rate_by_width
 from granite_scu.training.early_checks import check_folder, makes_way
 from granite_scu.training.prepared_run import PreparedRun
@@ -125,8 +125,7 @@ def open_run_folder(run: PreparedRun) -> None:
     folder, request, resume = run.folder, run.request, run.resume
     folder.sweep()  # first: what it puts back may be what is kept
     if makes_way(folder, request.run):
-        keep = not request.run.overwrite and (folder.path / BEST_ADAPTER).is_dir()
-        folder.set_aside() if keep else folder.clear(set_aside=request.run.overwrite)
+        folder.clear()
     folder.write_json(TRAINING_CONFIG, training_config(run))  # first: it says whose the rest is
     (folder.path / "logs").mkdir(exist_ok=True)
     # Without what was asked of this start alone: whoever gives the file with --config asks for another.

@@ -86,7 +86,7 @@ def test_what_no_run_has_written_is_neither_replaced_nor_cleared(folder):
     assert "holds notes.txt, which no run has written" in refused(folder, overwrite=True)
     (folder.path / "notes.txt").rename(folder.path / "kept")
     (folder.path / "kept").unlink()
-    for inside in ("logs/csv", "best", "restarted-2/checkpoint-3"):
+    for inside in ("logs/csv", "best", "checkpoint-3"):
         (folder.path / inside).mkdir(parents=True)
         (folder.path / inside / "mine.txt").write_text("mine")
         assert f"holds {inside}/mine.txt, which no run has written" in refused(folder, overwrite=True)
@@ -98,23 +98,6 @@ def test_what_no_run_has_written_is_neither_replaced_nor_cleared(folder):
     (folder.path / "notes.txt").write_text("mine")
     folder.clear()
     assert contents(folder.path) == ["notes.txt"]
-
-
-def test_a_run_that_is_set_aside_is_whole_and_out_of_the_way(folder):
-    for round_ in (1, 2):
-        for name in (TRAINING_CONFIG, "scu_history.jsonl"):
-            (folder.path / name).write_text(str(round_))
-        (folder.path / "best").mkdir()
-        folder.set_aside()
-    assert contents(folder.path) == ["restarted-1", "restarted-2"]
-    assert contents(folder.path / "restarted-1") == ["best", "scu_history.jsonl", TRAINING_CONFIG]
-    assert (folder.path / "restarted-1" / TRAINING_CONFIG).read_text() == "1"
-    folder.check(overwrite=False, resuming=False)  # a kill may have come before the next run has written anything
-    (folder.path / TRAINING_CONFIG).write_text("{}")
-    folder.clear(set_aside=False)
-    assert contents(folder.path) == ["restarted-1", "restarted-2"]
-    folder.clear()
-    assert contents(folder.path) == []
 
 
 @pytest.mark.parametrize("name", [LOCK, HISTORY_LINES, "logs/training.log", "checkpoint-4/best/adapter_config.json"])

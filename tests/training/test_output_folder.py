@@ -22,7 +22,7 @@ def settings(tmp_path):
     return settings | more
 
 
-def test_what_an_attempt_without_a_checkpoint_has_validated_is_kept_where_the_run_begins_again(settings, tmp_path):
+def test_an_attempt_without_a_checkpoint_makes_way_for_auto(settings, tmp_path):
     folder = tmp_path / "run"
     (folder / "best").mkdir(parents=True)
     for name in ("training_config.json", "scu_history.jsonl", "best/adapter_model.safetensors"):
@@ -30,10 +30,8 @@ def test_what_an_attempt_without_a_checkpoint_has_validated_is_kept_where_the_ru
     run = prepare(Request.from_dotted(settings | {"run.resume": "auto"}))
     with locked_run_folder(run):
         open_run_folder(run)
-    kept = folder / "restarted-1"
-    assert (kept / "best" / "adapter_model.safetensors").read_text().startswith("the first attempt's")
-    assert sorted(path.name for path in kept.iterdir()) == ["best", "scu_history.jsonl", "training_config.json"]
-    assert not (folder / "best").exists() and (folder / "training_config.json").is_file()
+    assert not (folder / "best").exists() and not (folder / "scu_history.jsonl").exists()
+    assert (folder / "training_config.json").read_text().startswith("{")
 
 
 def test_its_configuration_given_to_another_run_neither_continues_nor_replaces(settings, tmp_path):
