@@ -14,6 +14,7 @@ from string import Template
 from typing import Any
 
 from granite_scu.config.errors import UserError
+from granite_scu.control.units import duration
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import require_writable
 from granite_scu.viz.glossary import explain_terms, explanations
@@ -23,7 +24,7 @@ from granite_scu.viz.report_settings import configuration, environment
 from granite_scu.viz.run_folder import BAND, Run, read_measured_run
 from granite_scu.viz.settling import bounded, unsettled
 from granite_scu.viz.what_now import Advice, ended, verdict_of, what_now, where, which_adapter
-from granite_scu.viz.words import compact, duration, first, is_number, percent, quantity, section, shown, signed
+from granite_scu.viz.words import compact, first, is_number, percent, quantity, section, shown, signed
 
 NAME = "report.html"
 _LATEST = 12

@@ -76,11 +76,3 @@ def short(rate: float) -> str:
     ('5e-4', '0.03', '3e-5')
     """
     return f"{rate:.1g}" if rate >= 0.01 else f"{rate:.0e}".replace("e-0", "e-")
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    unit, size = ("min", 60) if seconds < 3600 else ("h", 3600)
-    whole, rest = divmod(round(seconds * 60 / size), 60)
-    return f"{whole}:{rest:02} {unit}"

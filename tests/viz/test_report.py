@@ -57,7 +57,7 @@ def test_it_says_what_came_of_the_run(finished):
     assert "S settled at step 130. It overshot S* by 4 %. Once within ±10 % of S* it was there at 96 %" in text
     assert "The run ended after its last step, 400." in text
     assert "best validation5.9bits per token, step 400" in text
-    assert "wall time1:59 min2,000 tokens/s" in text
+    assert "wall time2 minutes2,000 tokens/s" in text
 
 
 @pytest.mark.parametrize(("last", "scale"), [(0.41, "linear"), (0.39, "log")])
