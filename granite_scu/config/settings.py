@@ -381,9 +381,9 @@ class DataConfig(Group):
     """The text and how it is cut.
 
     Attributes:
-        path: file, folder or pattern of txt, md, jsonl, json, csv, tsv or parquet, also as .gz or .zst; stdlib-docs,
-            stdlib-source or package-docs for an embedded corpus; hf:owner/name or hf:owner/name:config for a data set
-            of the hub; several, or the flag again, are all read; null takes wikitext-2 from the hub.
+        path: file, folder or pattern of txt, md, jsonl, json, csv, tsv or parquet, also as .gz or .zst; stdlib-docs
+            or stdlib-source for an embedded corpus; hf:owner/name or hf:owner/name:config for a data set of the hub;
+            several, or the flag again, are all read; null takes wikitext-2 from the hub.
         validation_data: as path, to validate on; alone it is what is tested on too.
         test_data: as path, to test on; alone it leaves validation to held_out_share.
         held_out_share: of the documents of path, half of it to validate on and half to test on, or all of it for the

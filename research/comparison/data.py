@@ -20,7 +20,10 @@ from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.encoding import encoded
 from granite_scu.data.tokens.stream import joined
 from granite_scu.model.loading import load_tokenizer
+from research.comparison import package_docs
 from research.comparison.protocol import TEST_TOKENS, VALIDATION_TOKENS, Task
+
+EMBEDDED[package_docs.NAME] = package_docs.package_docs  # as if it was one of the product's
 
 TEXTS = Path("~/.cache/granite-scu/texts")
 """Where ``research/fetch_texts.py`` leaves the corpora that are not embedded."""

@@ -3,19 +3,14 @@
 ``stdlib-docs``    the English documentation in ``pydoc_data.topics``: prose about Python.
 ``stdlib-source``  the source code of the standard-library packages that the embedded model has
                    never seen: a fifth of them, chosen by a hash of the package's name.
-``package-docs``   the docstrings of numpy, which every installation of this product has: reference prose about
-                   arrays with examples, one document a module. It varies with numpy's version.
 
 The other four fifths are the corpus the embedded model was pretrained on (``research/pretrain_tiny.py``).
 """
 
-import ast
 import hashlib
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import numpy
 
 from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import Document
@@ -23,7 +18,6 @@ from granite_scu.data.sources.documents import Document
 _LEFT_OUT = {"test", "tests", "idle_test", "pydoc_data", "site-packages", "dist-packages", "__pycache__"}
 _CODEC_TABLE = '""" Python Character Mapping Codec'  # generated tables of numbers, 1.3 MB of them: no language
 _HELD_OUT_ONE_IN = 5
-_SHORTEST_DOCUMENT = 1000  # characters of docstrings that make a module a text
 
 
 def stdlib_docs() -> list[Document]:
@@ -40,32 +34,6 @@ def stdlib_docs() -> list[Document]:
             "name your own text with --data-dir, or use a full Python installation"
         ) from error
     return [Document(f"topics/{name}", text) for name, text in sorted(topics.items())]
-
-
-def package_docs() -> list[Document]:
-    """The docstrings of numpy's modules, one document a module, sorted by path; a text that recurs stands once."""
-    root = Path(numpy.__path__[0])
-    seen: set[str] = set()
-    documents = []
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root.parent)
-        if _LEFT_OUT.isdisjoint(relative.parts):
-            new = [text for text in docstrings(_utf8_text(path)) if text not in seen]
-            seen.update(new)
-            text = "\n\n".join(new)
-            if len(text) >= _SHORTEST_DOCUMENT:
-                documents.append(Document(relative.as_posix(), text))
-    return documents
-
-
-def docstrings(source: str) -> Iterator[str]:
-    """Every docstring of a module, in the order of its source."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
-    for node in sorted(nodes, key=lambda node: getattr(node, "lineno", 0)):
-        text = ast.get_docstring(node)
-        if text:
-            yield text
 
 
 def held_out_source() -> list[Document]:
@@ -99,6 +67,5 @@ def _utf8_text(path: Path) -> str:
 EMBEDDED: dict[str, Callable[[], list[Document]]] = {
     "stdlib-docs": stdlib_docs,
     "stdlib-source": held_out_source,
-    "package-docs": package_docs,
 }
 """What gives the documents of each embedded corpus, in a fixed order."""

@@ -1,12 +1,5 @@
-import pytest
-
 from granite_scu.data.sources import corpora
 from granite_scu.data.sources.corpora import held_out_source, is_held_out, stdlib_docs
-
-
-@pytest.fixture(scope="module")
-def package_docs():
-    return corpora.package_docs()
 
 
 def package_of(name: str) -> str:
@@ -38,16 +31,3 @@ def test_these_packages_are_held_out_for_good():
     """The embedded model was pretrained without them: a change of the hash would leak."""
     names = ("argparse", "asyncio", "ast", "collections", "email", "json", "logging", "unittest", "xml")
     assert [name for name in names if is_held_out(name)] == ["collections", "email", "logging"]
-
-
-def test_package_docs_are_numpys_docstrings_and_not_its_code(package_docs):
-    documents = {document.name: document.text for document in package_docs}
-    assert len(documents) > 50
-    sums = documents["numpy/lib/_function_base_impl.py"]
-    assert "Compute the weighted average along the specified axis." in sums and "def average(" not in sums
-    assert not any("/tests/" in name for name in documents)
-
-
-def test_docstrings_come_in_the_order_of_the_source():
-    source = '"""One."""\nclass A:\n    """Two."""\n    def f(self):\n        """Three."""\ndef g():\n    """Four."""\n'
-    assert list(corpora.docstrings(source)) == ["One.", "Two.", "Three.", "Four."]
