@@ -125,7 +125,6 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
         Check(MEMORY[device.kind == "cpu"], f"{device.memory_gb:.1f} GiB", None, False,
               "if it runs out, lower --batch-size"),
         Check.of_run("precision", asked, refusal, trains),
-        *_number_formats(request.run.tf32, device),
         _bitsandbytes(base.quantize_4bit),
         _flash_attention(base.attention, base.name, request.data.isolate_documents, device, precision),
         _mamba_kernels(base.kernels, bool(trainer.deterministic), base.name, device.kind, precision),
@@ -261,18 +260,6 @@ def _has_kernels(capability: tuple[int, int], architectures: list[str]) -> bool:
             if version <= capability and (kind == "compute" or version[0] == capability[0]):
                 return True
     return False
-
-
-def _number_formats(take_tf32: bool, device: Device) -> list[Check]:
-    bf16 = "mixed precision needs no loss scaling" if device.supports_bf16 else "refused when asked for"
-    tf32 = "fp32 products of the model take it" if take_tf32 else "not used: --no-tf32"
-    flash = "attention can take them" if device.supports_flash else "attention goes without"
-    rows = (
-        ("bf16", device.supports_bf16, bf16),
-        ("TF32", device.supports_tf32, tf32 if device.supports_tf32 else "fp32 products in full precision"),
-        ("flash kernels", device.supports_flash, flash),
-    )
-    return [Check(name, "yes" if has else "no", has, False, meaning) for name, has, meaning in rows]
 
 
 def _flash_attention(asked: str, model: str, isolate: bool, device: Device, precision: str | None) -> Check:

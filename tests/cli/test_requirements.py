@@ -79,7 +79,6 @@ def test_a_run_on_a_gpu_starts_there(machine):
     assert found(checks, "compute capability").found == "8.0"
     assert found(checks, "GPU memory").found == "79.0 GiB"
     assert found(checks, "precision").meaning == "the run trains in bf16"
-    assert found(checks, "TF32").meaning == "fp32 products of the model take it"
 
 
 @pytest.mark.parametrize(
