@@ -10,7 +10,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.flags import FLAGS, PRECISIONS
 from granite_scu.config.settings import DataConfig, RunConfig
 from granite_scu.evaluation.bpt.subjects import identify
-from granite_scu.storage.run_folder import EVALUATION, RunFolder, as_json
+from granite_scu.storage.run_folder import EVALUATION, RunFolder, as_json, require_writable_file
 
 if TYPE_CHECKING:
     from granite_scu.evaluation.bpt.subjects import Subject
@@ -96,8 +96,9 @@ def run(options: argparse.Namespace) -> int:
     aside = make_console(stderr=True)
     quiet(aside)
     output = options.output or (None if options.data_dir else _in_the_run(subjects))
-    report.check_writable("--output", output)
-    report.check_writable("--csv", options.csv)
+    for flag, path in (("--output", output), ("--csv", options.csv)):
+        if path:
+            require_writable_file(flag, path)
     found, corpora = evaluate(subjects, options, aside)
     console = aside if options.json else make_console()
     if options.json:

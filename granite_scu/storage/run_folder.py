@@ -342,6 +342,13 @@ def require_writable(flag: str, folder: Path, make: bool = True) -> None:
         raise UserError(f"{flag} {folder}: cannot be written to ({error.strerror}); choose another folder") from error
 
 
+def require_writable_file(flag: str, file: Path) -> None:
+    """As ``require_writable``, of the folder of a file that a flag names, which must be none itself."""
+    if file.is_dir():
+        raise UserError(f"{flag} {file}: is a folder; name a file")
+    require_writable(flag, file.parent)
+
+
 def nearest(folder: Path) -> Path:
     """The folder itself or, where it is missing, the nearest above it that is there."""
     path = folder.absolute()

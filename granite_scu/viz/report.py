@@ -13,10 +13,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from granite_scu.config.errors import UserError
 from granite_scu.control.units import duration
 from granite_scu.storage.atomic import replacing
-from granite_scu.storage.run_folder import require_writable
+from granite_scu.storage.run_folder import require_writable_file
 from granite_scu.viz.glossary import explain_terms, explanations
 from granite_scu.viz.report_answers import answers, elsewhere, samples
 from granite_scu.viz.report_data import chart_data
@@ -66,9 +65,7 @@ def report_on(folder: Path, file: Path | None = None) -> Path:
         UserError: the folder holds no run of which anything was measured, or the page cannot lie there.
     """
     run, file = read_measured_run(folder), file or folder / NAME
-    if file.is_dir():
-        raise UserError(f"--out {file}: is a folder; name a file")
-    require_writable("--out", file.parent)
+    require_writable_file("--out", file)
     return write_report(run, file)
 
 

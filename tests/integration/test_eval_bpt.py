@@ -248,7 +248,7 @@ def test_the_script_is_the_command(command):
         (["--model", "tiny-granite-h"], "--data-dir: name the text to score"),
         (["--model", "tiny-granite-h", "--data-dir", "nowhere.txt"], "--data-dir nowhere.txt: no such file"),
         (["--stride", "0"], "--stride 0: must be at least 1"),
-        (["--output", "no/such/place.json", "--model", "tiny-granite-h"], "its folder does not exist"),
+        (["--output", ".", "--model", "tiny-granite-h"], "--output .: is a folder; name a file"),
     ],
 )
 def test_wrong_requests(score, argv, words):

@@ -8,12 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from granite_scu.config.errors import UserError
 from granite_scu.config.settings import SHORT_PRECISIONS
 from granite_scu.config.untrusted_input import printable
 from granite_scu.control.units import counted, per_cent
 from granite_scu.storage.atomic import replacing
-from granite_scu.storage.run_folder import require_writable
 from granite_scu.viz.what_now import drifted
 from granite_scu.viz.words import section
 
@@ -161,18 +159,3 @@ def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-
-
-def check_writable(flag: str, path: Path | None) -> None:
-    """Refuse an output that could not be written, before anything is computed.
-
-    Raises:
-        UserError: its folder is missing, or it is a folder itself.
-    """
-    if path is None:
-        return
-    if path.is_dir():
-        raise UserError(f"{flag} {path}: is a folder; name a file")
-    if not path.absolute().parent.is_dir():
-        raise UserError(f"{flag} {path}: its folder does not exist; make it first")
-    require_writable(flag, path.absolute().parent)
