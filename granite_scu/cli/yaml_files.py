@@ -83,8 +83,7 @@ def check_plain(path: Path, asked: Collection[str] = ()) -> dict[str, Any]:
                 f"--controller {law}"
             )
         for name, value in inside.items() if group == "trainer" else ():
-            is_time = name == "max_time" and isinstance(value, dict)  # {hours: 3}, which Lightning takes too
-            if is_time or f"trainer.{name}" in asked:
+            if f"trainer.{name}" in asked:
                 continue
             if isinstance(value, list | dict) or (isinstance(value, str) and not re.fullmatch(r"[\w:+-]*", value)):
                 raise UserError(

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
-from datetime import timedelta
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -102,6 +101,10 @@ _NOT_NEGATIVE: _Rule = (lambda value: 0 <= value < math.inf, "must be finite and
 _SHARE: _Rule = (lambda value: 0 < value <= 1, "must be in (0, 1]")
 _BELOW_1: _Rule = (lambda value: 0 <= value < 1, "must be in [0, 1)")
 _BETWEEN_0_AND_1: _Rule = (lambda value: 0 < value < 1, "must lie between 0 and 1")
+_TIME: _Rule = (
+    lambda value: re.fullmatch(r"\d+:\d\d:\d\d:\d\d", value) is not None,
+    "must have the form DD:HH:MM:SS, as 00:01:30:00",
+)
 
 
 def _at_least(least: int, unit: str = "", most: int = MAX_COUNT) -> _Rule:
@@ -555,7 +558,6 @@ class TrainerConfig(Group):
         accelerator: device; without a GPU, cpu must be asked for.
         precision: of the products, under Lightning's names; null takes the best of the device.
         deterministic: deterministic kernels, slower on a GPU.
-        benchmark: cuDNN searches for the fastest convolution; null does on a GPU, unless kernels are deterministic.
         max_steps: optimizer steps; with --num-epochs, whichever is reached first; -1 does not limit them.
         max_time: longest training time, DD:HH:MM:SS.
         accumulate_grad_batches: micro-batches in a step.
@@ -568,16 +570,15 @@ class TrainerConfig(Group):
     """
 
     NO_INFLUENCE = (
-        *("accelerator", "precision", "max_steps", "benchmark", "log_every_n_steps", "logger", "callbacks"),
+        *("accelerator", "precision", "max_steps", "log_every_n_steps", "logger", "callbacks"),
         *("profiler", "detect_anomaly"),
     )
 
     accelerator: Literal["auto", "cpu", "cuda", "gpu"] = "auto"
     precision: Literal["bf16-mixed", "16-mixed", "32-true"] | None = None
     deterministic: bool | Literal["warn"] | None = None
-    benchmark: bool | None = setting(None, "--trainer.benchmark")
     max_steps: int = setting(-1, rule=(lambda value: value == -1 or _at_least(1)[0](value), _at_least(1)[1]))
-    max_time: str | dict[str, int] | None = None
+    max_time: str | None = setting(None, rule=_TIME)
     accumulate_grad_batches: int = setting(4, "--gradient-accumulation-steps", _at_least(1))
     limit_val_batches: int = setting(50, "--eval-iters", _at_least(1))
     log_every_n_steps: int = setting(10, "--logging-steps", _at_least(1))
@@ -585,11 +586,6 @@ class TrainerConfig(Group):
     callbacks: list[dict[str, Any]] | dict[str, Any] | None = setting(None, "--trainer.callbacks")
     profiler: Literal["simple", "advanced"] | None = setting(None, "--trainer.profiler")
     detect_anomaly: bool = setting(False, "--trainer.detect_anomaly")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        is_time = _is_time(self.max_time)
-        check(is_time, "--max-time", self.max_time, "must have the form DD:HH:MM:SS, as 00:01:30:00")
 
 
 def check_refused(name: str, law: object, asked: Collection[str]) -> None:
@@ -875,15 +871,6 @@ class Intervals(NamedTuple):
 def intervals_of(asked: RunConfig, steps: int) -> Intervals:
     """The intervals of a run whose validations are settled: checkpoints as asked for, or as suit the length."""
     return Intervals(asked.eval_steps or steps, asked.save_steps or min(MAX_SAVE_STEPS, max(1, steps // 2)))
-
-
-def _is_time(given: str | dict[str, int] | None) -> bool:
-    if isinstance(given, str):
-        return re.fullmatch(r"\d+:\d\d:\d\d:\d\d", given) is not None
-    try:
-        return given is None or timedelta(**given) > timedelta(0)
-    except (TypeError, OverflowError):
-        return False
 
 
 def _is_encoding(name: str) -> bool:

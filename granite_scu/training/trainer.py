@@ -131,7 +131,8 @@ def build_trainer(
     several = kind(broadcast_buffers=False, timeout=LOST_AFTER) if machine.world_size > 1 else "auto"
     settings = vars(asked) | {
         "max_time": None,
-        "benchmark": _cudnn_benchmark(asked, machine.accelerator),
+        # cuDNN's search for the fastest convolution, which may be another one in the next run.
+        "benchmark": machine.accelerator == "cuda" and not asked.deterministic,
         "accelerator": machine.accelerator,
         "devices": machine.devices,
         "num_nodes": machine.nodes,
@@ -159,11 +160,6 @@ def build_trainer(
         raise UserError(f"--trainer: {error}") from error
     _leave_signals_alone(trainer)
     return trainer
-
-
-def _cudnn_benchmark(asked: TrainerConfig, accelerator: str) -> bool:
-    """Whether cuDNN searches for the fastest convolution, which may be another one in the next run."""
-    return accelerator == "cuda" and not asked.deterministic if asked.benchmark is None else asked.benchmark
 
 
 def _leave_signals_alone(trainer: L.Trainer) -> None:

@@ -49,7 +49,7 @@ def test_an_unknown_key_of_a_file_is_named_with_its_line_and_what_may_be_meant(l
         (["--data.batch_size", "3.5"], "--batch-size 3.5: must be a whole number"),
         (["--lora.dropout", "some"], "--lora-dropout some: is no share, such as 10% or 0.1"),
             (["--lora.alpha", "some"], "--lora-alpha some: must be a number"),
-        (["--trainer.benchmark", "x"], "--trainer.benchmark x: must be true or false"),
+        (["--trainer.detect_anomaly", "x"], "--trainer.detect_anomaly x: must be true or false"),
         (["--max-time", "1:30"], "--max-time 1:30: must have the form DD:HH:MM:SS"),
         (["--trainer.strategy", "ddp"], "--trainer.strategy ddp: follows from other settings; use --multi-gpu"),
         (["--trainer.fast_dev_run", "true"], "--trainer.fast_dev_run true: follows from other settings"),

@@ -14,22 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TrainerConfig
 from granite_scu.model.drift import loss_in_budget
-from granite_scu.training.trainer import OwnPatience, _cudnn_benchmark, build_trainer, given_objects
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "asked", "deterministic", "searches"),
-    [
-        ("cuda", None, False, True),
-        ("cuda", None, None, True),
-        ("cuda", None, True, False),
-        ("cuda", None, "warn", False),
-        ("cuda", False, False, False),
-        ("cpu", None, False, False),
-    ],
-)
-def test_cudnn_searches_for_the_fastest_convolution_on_a_gpu(accelerator, asked, deterministic, searches):
-    assert _cudnn_benchmark(TrainerConfig(benchmark=asked, deterministic=deterministic), accelerator) is searches
+from granite_scu.training.trainer import OwnPatience, build_trainer, given_objects
 
 
 def test_a_single_task_of_slurms_starts_the_others_itself(monkeypatch):
