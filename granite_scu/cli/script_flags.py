@@ -67,7 +67,7 @@ def build_parser(
         about: what it does.
         examples: of its use, shown first.
         commonest: the flags that the help shows, besides those that stand for several settings or ask something.
-        dotted: whether the help shows dotted keys, or flags; then groups can be given whole.
+        dotted: whether the help shows dotted keys, or flags.
     """
     keys = [f"--{key}" for key, flag in NAMES.items() if flag in commonest]
     parser = Parser(

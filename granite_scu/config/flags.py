@@ -210,8 +210,8 @@ _ORDER: dict[str, tuple[str, ...]] = {
     ),
     "precision and speed": (
         *("trainer.precision", "base.quantize_4bit", "base.compile", "base.compile_mode"),
-        *("base.gradient_checkpointing", "base", "run.memory_fraction", "run.tf32", "data.num_workers"),
-        *("data.prefetch_factor", "trainer"),
+        *("base.gradient_checkpointing", "base", "run.memory_fraction", "run.tf32"),
+        *("data.num_workers", "trainer"),
     ),
     "devices": ("trainer.accelerator", "run.multi_gpu", "run.gpus", "run.auto_batch_size", "run.fsdp"),
     "controller": (

@@ -403,7 +403,6 @@ class DataConfig(Group):
         num_epochs: passes over the training blocks after which the run ends; null leaves it to max_steps, and where
             that is not given either, to how many documents there are.
         num_workers: loader processes.
-        prefetch_factor: batches that each loader process holds ready.
         weights: how often each source is read in an epoch of training; fractions read a part; null reads each once.
         chat_template: of conversations: a file that holds a chat template, or the name of one of the model's own; null
             takes the model's.
@@ -427,7 +426,7 @@ class DataConfig(Group):
 
     NO_INFLUENCE = (
         *("path", "validation_data", "test_data", "cache_dir", "chat_template", "chat_template_args", "system"),
-        *("num_workers", "prefetch_factor", "eval_batch_size", "num_epochs"),
+        *("num_workers", "eval_batch_size", "num_epochs"),
     )
 
     path: list[str] | str | None = setting(None, "--data-dir")
@@ -446,7 +445,6 @@ class DataConfig(Group):
     eval_batch_size: int | None = setting(None, rule=_at_least(1, most=MAX_BATCH))
     num_epochs: float | None = setting(None, rule=_POSITIVE)
     num_workers: int = setting(0, rule=_at_least(0, most=MAX_WORKERS))
-    prefetch_factor: int = setting(2, rule=_at_least(1))
     weights: list[float] | None = setting(None, "--data-weights")
     chat_template: str | None = None
     chat_template_args: list[str] | None = None

@@ -364,8 +364,7 @@ class TextDataModule(LightningDataModule):
         if self.config.num_workers:
             largest = max(self.config.batch_size, self.config.eval_batch_size or 0)
             workers["batch_bytes"] = 3 * 8 * largest * self.config.block_size  # inputs, labels, documents: int64
-            workers |= {"prefetch_factor": self.config.prefetch_factor, "persistent_workers": True}
-            workers["worker_init_fn"] = self.begin_worker
+            workers |= {"persistent_workers": True, "worker_init_fn": self.begin_worker}
             # Silences a warning that tokenizers print in every forked worker; ours tokenise nothing.
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         return SteadyLoader(

@@ -16,7 +16,7 @@ _COMPARED = ("base", "lora", "optimizer", "prior", "data", "control", "drift", "
 """What of a run's settings may set it apart; where it ran, and where it was written to, may not."""
 _COMPARED_TOO = ("run.early_stopping", "run.stop_at_equilibrium", "plan.tokens_per_step", "machine.precision")
 """Of the rest: what ends a run, what a step is, of which processes are a part, and what ``auto`` became."""
-_NOT_COMPARED = ("data.num_workers", "data.prefetch_factor", "data.cache_dir")
+_NOT_COMPARED = ("data.num_workers", "data.cache_dir")
 """Of those: what changes no number."""
 _SHORT = {"optimizer.learning_rate": "lr", "trainer.max_steps": "steps", "data.train_tokens": "tokens"}
 _LONGEST = 40

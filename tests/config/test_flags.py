@@ -20,7 +20,7 @@ NAMES = """
 --eval-batch-size --gradient-accumulation-steps --block-size --isolate-documents --stream --learning-rate
 --lr-scheduler --warmup-steps --gradient-clip --adam-beta2 --lora-r --lora-alpha --rslora --lora-dropout
 --lora-experts --lora-targets --precision --4bit-quantization --torch-compile --compile-mode
---gradient-checkpointing --attn --kernels --memory-fraction --tf32 --num-workers --prefetch-factor --deterministic
+--gradient-checkpointing --attn --kernels --memory-fraction --tf32 --num-workers --deterministic
 --accelerator --multi-gpu --gpus --auto-batch-size --fsdp --controller --target-s --kp --ki --control-every
 --ema-alpha --deadband --lambda-init --lambda-min --lambda-max --lambda-end --controller-args --measure
 --actuator --prior-sigma --n-tokens --max-drift --general-data --general-tokens --save-steps --keep --samples
