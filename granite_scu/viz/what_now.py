@@ -540,13 +540,7 @@ def _of_chats(run: Run) -> bool:
 def _again(run: Run, flags: str) -> str:
     """The command of another run with these settings, but for the flags."""
     config = f"{place(run)}/config.yaml"
-    # The file has the switches too that are for the first run's folder alone.
-    asked = section(run.settings, "run")
-    switches = [
-        *(["--run.overwrite false"] if asked.get("overwrite") else []),
-        *(["--run.resume null"] if asked.get("resume") else []),
-    ]
-    words = ["granite-scu train", f"--config {shlex.quote(config)}", f"--output-dir {_another(run, 2)}", *switches]
+    words = ["granite-scu train", f"--config {shlex.quote(config)}", f"--output-dir {_another(run, 2)}"]
     return " ".join([*words, flags] if flags else words)
 
 

@@ -102,12 +102,6 @@ def test_where_the_validation_was_best_says_what_to_try(tmp_path, validations, t
     assert found[title].command.endswith(f"--output-dir runs/demo-2 {flags}")
 
 
-def test_another_run_neither_replaces_one_nor_goes_on_from_one(tmp_path):
-    asked = {"output_dir": "runs/demo", "overwrite": True, "resume": "last"}
-    command = advice(tmp_path / "demo", run=asked)["Validate more often"].command
-    assert "--output-dir runs/demo-2 --run.overwrite false --run.resume null --eval-steps 80" in command
-
-
 def test_a_run_whose_length_is_in_epochs_is_made_longer_in_epochs(tmp_path):
     found = advice(tmp_path / "demo", validations=[(100, 6.1), (300, 5.95)], data={"num_epochs": 1.5})
     assert found["Train longer"].command.endswith("--num-epochs 3")
