@@ -21,13 +21,14 @@ class Adapter:
 
     Raises:
         ValueError: the model has no adapter, one whose Delta W is not s B A, more than one that is active, none that is
-            trained, layers that share one, or trains something besides.
+            trained, layers that share one or lie on several devices, or trains something besides.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = _layers(model)
         _check_trained(model, self._layers.values())
         _check_apart(self._layers)
+        _check_together(self.factors)
         self.origin: list[Tensor] | None = None
 
     def start_here(self) -> None:
@@ -117,6 +118,15 @@ def _check_apart(layers: Mapping[str, LowRankUpdate]) -> None:
                     f"ShannonCallback: {owners[place]} and {layer} share one adapter, as PEFT's ensure_weight_tying "
                     "makes it, and its bits would be counted twice; leave one of the two layers out"
                 )
+
+
+def _check_together(factors: Iterable[Tensor]) -> None:
+    """Refuse factors on several devices, over which nothing here sums."""
+    if len(devices := sorted({str(factor.device) for factor in factors})) > 1:
+        raise ValueError(
+            f'ShannonCallback: the adapter lies on {", ".join(devices)}, as device_map="auto" spreads a model; put the '
+            'whole on one with device_map={"": 0}, or train with DDP (torchrun)'
+        )
 
 
 def _check_trained(model: nn.Module, updates: Iterable[LowRankUpdate]) -> None:

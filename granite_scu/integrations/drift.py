@@ -2,7 +2,7 @@
 
 import numpy as np
 from rich.console import Console
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from granite_scu.config.settings import IGNORED, DataConfig, DriftConfig
@@ -58,10 +58,16 @@ def obtain(
     return general_text.of_first_process(first, find)
 
 
+def looked_into(loader: DataLoader) -> Dataset | None:
+    """The data set, whose examples are had by number; None of a stream, which may tell its length all the same."""
+    data = loader.dataset
+    return data if hasattr(data, "__len__") and not isinstance(data, IterableDataset) else None
+
+
 def questions(loader: DataLoader, tokenizer: PreTrainedTokenizerBase, seed: int) -> list[str]:
     """A sample of those that are trained on, as ``train`` draws it from the same chats; of a stream, and where labels
     mask no question, none."""
-    if not hasattr(data := loader.dataset, "__len__") or not len(data):
+    if not (data := looked_into(loader)):
         return []
     order = np.random.default_rng(seed).permutation(len(data))[: TIMES_AS_MANY * general_writing.BATCH]
     batches = [loader.collate_fn([data[int(number)]]) for number in order]
@@ -74,9 +80,8 @@ def questions(loader: DataLoader, tokenizer: PreTrainedTokenizerBase, seed: int)
 
 def tokens_per_step(loader: DataLoader, args: TrainingArguments) -> int:
     """Positions of an optimizer step on all processes, by some examples; 0 of a stream, which cannot be looked into."""
-    if not hasattr(loader.dataset, "__len__"):
+    if (data := looked_into(loader)) is None:
         return 0
-    data = loader.dataset
     some = range(0, len(data), -(-len(data) // LOOKED_AT))
     widths = [loader.collate_fn([data[index]])["input_ids"].numel() - 1 for index in some]
     examples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size

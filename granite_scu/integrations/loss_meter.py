@@ -20,11 +20,17 @@ class LossMeter:
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._sums = torch.zeros(2, dtype=torch.float64, device=device)
-        self._paused = False
+        self._paused, self._problem = False, ""
         self._hook = model.register_forward_hook(self._after_forward, with_kwargs=True)
 
     def take(self) -> Tensor:
-        """(nats, tokens) since the last time, fp64, of this process alone."""
+        """(nats, tokens) since the last time, fp64, of this process alone.
+
+        Raises:
+            ValueError: of a forward pass they could not be read.
+        """
+        if self._problem:
+            raise ValueError(self._problem)
         sums, self._sums = self._sums, torch.zeros_like(self._sums)
         return sums
 
@@ -44,7 +50,11 @@ class LossMeter:
     def _after_forward(self, model: nn.Module, args: Any, inputs: dict[str, Any], output: Any) -> None:
         if self._paused or not (model.training and torch.is_grad_enabled()):
             return
-        self._sums += torch.stack(nats_and_tokens(inputs, output)).detach()
+        try:
+            self._sums += torch.stack(nats_and_tokens(inputs, output)).detach()
+        except ValueError as error:
+            # Not raised from here: after a Ctrl-C the hook is still there, and the model is its user's.
+            self._problem = str(error)
 
 
 def counted(inputs: Mapping[str, Any]) -> Tensor:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from granite_scu.control.units import per_cent
 from granite_scu.evaluation import general_text
 from granite_scu.evaluation.answers import padding_for
 from granite_scu.integrations.adapter import Adapter
-from granite_scu.integrations.drift import obtain, tokens_per_step
+from granite_scu.integrations.drift import looked_into, obtain, tokens_per_step
 from granite_scu.integrations.loss_meter import counted
 from granite_scu.integrations.plant import TrainerPlant
 from granite_scu.model.drift import MARGIN, HeldDrift, anchor_tokens, loss_in_budget, steering_tokens
@@ -102,13 +103,14 @@ class ShannonCallback(TrainerCallback, ExportableState):
         n_tokens: int | None = PriorConfig.n_tokens,
         gradient_clip: float = OptimizerConfig.gradient_clip,
         max_drift: float | str | None = DriftConfig.max_drift,
-        general_data: list[str] | str = DriftConfig.general_data,
+        general_data: list[str | Path] | str | Path = DriftConfig.general_data,
         general_tokens: int = DriftConfig.general_tokens,
         **settings: Any,
     ) -> None:
         settings = {name: _plain(value) for name, value in settings.items()}
         target_s, prior_sigma, gradient_clip, max_drift = map(_plain, (target_s, prior_sigma, gradient_clip, max_drift))
         control_every, n_tokens, general_tokens = map(_plain, (control_every, n_tokens, general_tokens))
+        general_data = _plain(general_data)
         self._arguments = {
             "target_s": target_s,
             "controller": controller,
@@ -161,6 +163,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
     ) -> None:
         self._stop()
         _check_arguments(args)
+        _check_order(args, state, type(self).__name__)
         _check_loss(model)
         adapter = Adapter(model)
         saved = self._saved(state)
@@ -243,8 +246,10 @@ class ShannonCallback(TrainerCallback, ExportableState):
         losses = {name: value for name, value in (metrics or {}).items() if name.endswith("_loss")}
         if share is not None and metrics is not None and losses:
             budget = float(self._drift.max_drift or 0)
-            metrics["eval_drift"] = share
-            metrics |= {f"{name}_in_budget": loss_in_budget(value, share, budget) for name, value in losses.items()}
+            in_budget = {f"{name}_in_budget": loss_in_budget(value, share, budget) for name, value in losses.items()}
+            logged = next((each for each in reversed(state.log_history) if losses.keys() <= each.keys()), {})
+            for record in (metrics, logged):  # the trainer has logged a copy already
+                record |= {"eval_drift": share, **in_budget}
 
     def _tell_drift(self, state: TrainerState) -> float | None:
         """Put the share of drift on what the loop never sees into the trainer's log; None where none is held."""
@@ -385,8 +390,7 @@ def count_supervised(loader: DataLoader) -> int:
     Raises:
         ValueError: the data set is a stream, or has no supervised token.
     """
-    data = loader.dataset
-    if not hasattr(data, "__len__"):
+    if (data := looked_into(loader)) is None:
         raise ValueError("n_tokens: a stream's tokens cannot be counted beforehand; give n_tokens")
     log.info("ShannonCallback: counting the supervised tokens of %s examples; n_tokens saves that", f"{len(data):,}")
     count = sum(int(counted(loader.collate_fn([data[index]])).sum()) for index in range(len(data)))
@@ -401,7 +405,11 @@ def _check_file(path: Path, sha256: str, what: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy's as one of Python's."""
+    """A number of NumPy's as one of Python's, and a path, also in a list, as its name."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -422,6 +430,10 @@ def _check_arguments(args: TrainingArguments) -> None:
         (args.max_grad_norm, f"max_grad_norm={args.max_grad_norm}: the trainer would clip before lambda's gradient is "
          "added; set max_grad_norm=0, and the callback's gradient_clip clips the sum"),
         (args.label_smoothing_factor, "label_smoothing_factor: a smoothed loss is no cost of the data; set it to 0"),
+        (getattr(args, "loss_type", "nll") != "nll", f"loss_type={getattr(args, 'loss_type', '')}: is no cost of the "
+         'data, in bits; set loss_type="nll"'),
+        (_by_budget(args) and args.greater_is_better, f"metric_for_best_model={args.metric_for_best_model}: the worst "
+         "adapter would be kept; set greater_is_better=False"),
         (args.n_gpu > 1, f"{args.n_gpu} GPUs in one process (DataParallel): start with torchrun, or make one GPU "
          "visible with CUDA_VISIBLE_DEVICES"),
         (args.device.type == "mps", "mps has no fp64, in which the callback sums; set use_cpu=True"),
@@ -430,6 +442,22 @@ def _check_arguments(args: TrainingArguments) -> None:
     ):  # fmt: skip
         if wrong:
             raise ValueError(f"ShannonCallback: {remedy}")
+
+
+def _by_budget(args: TrainingArguments) -> bool:
+    """Whether the trainer chooses by what the callback adds to evaluations."""
+    return str(args.metric_for_best_model).endswith("loss_in_budget")
+
+
+def _check_order(args: TrainingArguments, state: TrainerState, ours: str) -> None:
+    """Refuse a callback that stops by what this one adds to evaluations, and is called before it."""
+    if state.global_step or not _by_budget(args):  # a checkpoint's are sorted by name
+        return
+    if "EarlyStoppingCallback" in takewhile(lambda name: name != ours, state.stateful_callbacks):
+        raise ValueError(
+            f"EarlyStoppingCallback: comes before ShannonCallback, which computes {args.metric_for_best_model}, and "
+            "would never stop; give it after it in callbacks=[...]"
+        )
 
 
 def _check_loss(model: nn.Module) -> None:

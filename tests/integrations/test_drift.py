@@ -1,6 +1,7 @@
 """The callback holds drift: as the application does on the same weights and text, and on to the same after a stop."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     Trainer,
+    TrainerState,
 )
 
 from granite_scu.data.sources.documents import Conversation
@@ -87,6 +89,11 @@ def test_general_text_is_near_the_questions_that_train_would_draw(tokenizer):
     assert questions(loader, tokenizer, 3) == [q.text for q in questions_of(stream, tokenizer, count=BATCH, seed=3)]
 
 
+def test_paths_of_general_text_may_be_pathlibs():
+    given = ShannonCallback(max_drift=BUDGET, general_data=[Path("g.jsonl")])
+    assert given.state()["args"]["general_data"] == ["g.jsonl"]
+
+
 def test_the_trainer_can_keep_the_best_adapter_within_the_budget(held):
     """The loss falls all along, and drift grows: within a budget between the second and the third evaluation the second
     is the best, and below all of them the first is the nearest."""
@@ -148,8 +155,12 @@ def test_what_the_run_lacks_is_said_before_the_first_step(examples, adapted, tra
 def test_each_set_that_is_evaluated_has_its_loss_in_budget(sets, monkeypatch):
     callback = ShannonCallback(max_drift=BUDGET)
     monkeypatch.setattr(callback, "_tell_drift", lambda state: 10 * BUDGET)
+    state = TrainerState(log_history=[{"eval_loss": 1.0}])
     for name in sets:
         metrics = {f"eval_{name}loss": 2.0, f"eval_{name}runtime": 1.0}
-        callback.on_evaluate(None, None, None, metrics)
-        assert metrics.keys() > {f"eval_{name}loss_in_budget", "eval_drift"}
-        assert metrics[f"eval_{name}loss_in_budget"] > 1000
+        state.log_history += [{**metrics, "step": 3}, {"scu/drift_held_out": 10 * BUDGET}]
+        callback.on_evaluate(None, state, None, metrics)
+        for told in (metrics, state.log_history[-2]):
+            assert told.keys() > {f"eval_{name}loss_in_budget", "eval_drift"}
+            assert told[f"eval_{name}loss_in_budget"] > 1000
+    assert state.log_history[0] == {"eval_loss": 1.0}

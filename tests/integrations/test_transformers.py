@@ -1,6 +1,7 @@
 """The callback in real trainers: the same loop as the application's own, on the same steps."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ from torch.utils.data import IterableDataset
 from transformers import (
     AutoModelForCausalLM,
     BitsAndBytesConfig,
+    EarlyStoppingCallback,
     GPT2Config,
     GPT2ForSequenceClassification,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
+    Trainer,
     TrainerCallback,
 )
 
@@ -236,6 +239,7 @@ def test_an_adapter_that_s_cannot_be_measured_of_is_refused(make, reason, adapte
     [
         ({}, {"max_grad_norm": 1.0}, "max_grad_norm=1.0: the trainer would clip before"),
         ({}, {"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
+        ({}, {"metric_for_best_model": "loss_in_budget"}, "worst adapter .*; set greater_is_better=False"),
     ],
 )
 def test_a_request_that_cannot_be_met_is_refused(settings, arguments, reason, adapted, examples, trainer):
@@ -278,8 +282,39 @@ def test_two_callbacks_are_refused(adapted, examples, trainer):
 
 
 class Stream(IterableDataset):
+    def __len__(self):
+        return 1
+
     def __iter__(self):
         yield {"input_ids": torch.arange(4), "labels": torch.arange(4)}
+
+
+def test_a_callback_that_would_not_see_the_metric_it_stops_by_is_refused(adapted, examples, trainer):
+    best = {"metric_for_best_model": "loss_in_budget", "greater_is_better": False, "eval_strategy": "steps"}
+    rows = examples(1)
+    run = trainer(adapted(), rows, EarlyStoppingCallback(), cls=partial(Trainer, eval_dataset=rows), **best)
+    run.add_callback(ShannonCallback(0.02))
+    with pytest.raises(ValueError, match="EarlyStoppingCallback: comes before ShannonCallback"):
+        run.train()
+
+
+def test_an_adapter_on_several_devices_is_refused(adapted):
+    model = adapted()
+    next(module for module in model.modules() if isinstance(module, LoraLayer)).to("meta")
+    with pytest.raises(ValueError, match=r"lies on cpu, meta, .*device_map=\{\"\": 0\}"):
+        Adapter(model)
+
+
+def test_an_interrupted_trainer_leaves_the_model_usable(adapted, examples, trainer):
+    class Interrupted(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            raise KeyboardInterrupt
+
+    run = trainer(model := adapted(), rows := examples(1), ShannonCallback(**SETTINGS))
+    run.add_callback(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert model.train()(input_ids=rows[0]["input_ids"][None]).logits.requires_grad
 
 
 def test_a_stream_wants_n(adapted, trainer):

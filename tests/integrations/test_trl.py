@@ -32,7 +32,7 @@ def sft(tmp_path):
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.3, **sizes))
 
-    def make(callbacks: list, strategy: str, held_out: Dataset | None = None) -> trl.SFTTrainer:
+    def make(callbacks: list, strategy: str, held_out: Dataset | None = None, **more) -> trl.SFTTrainer:
         args = trl.SFTConfig(
             output_dir=str(tmp_path),
             packing=True,
@@ -49,6 +49,7 @@ def sft(tmp_path):
             report_to="none",
             save_strategy="no",
             disable_tqdm=True,
+            **more,
         )
         return trl.SFTTrainer(
             model,
@@ -79,6 +80,11 @@ def test_it_counts_the_tokens_of_completions_in_packed_rows(strategy, sft, ticks
         expected, rel=rounding(OF_SMALL)
     )  # of before the step, where the adapter is zero
     assert last["tokens"] == sum(counts)
+
+
+def test_a_loss_that_is_no_cost_of_the_data_is_refused(sft):
+    with pytest.raises(ValueError, match='loss_type=dft: is no cost of the data, in bits; set loss_type="nll"'):
+        sft([ShannonCallback(0.1)], "wrapped", loss_type="dft").train()
 
 
 @torch.no_grad()
