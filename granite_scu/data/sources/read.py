@@ -287,10 +287,10 @@ def _divided(chosen: Sequence[Path]) -> str:
 
 
 def _parts(file: Path) -> list[tuple[str, Path]]:
-    """The parts of a data set that a file's name and its folder's say, and in which folder they do. Of texts, which a
-    folder called test may be about, the first word of the name alone counts."""
+    """The parts of a data set that a file's name and its folder's say, and in which folder they do. Of a text, which
+    may be about a test or a training, the name alone counts, and only where it says nothing else."""
     if files.kind(file) not in formats.RECORDS:
-        return [(_part(re.split(r"[.\-_ ]", file.name)[0]), file.parent)]
+        return [(_part(file.name), file.parent)] if len(_words(file.name)) == 1 else []
     return [(_part(file.parent.name), file.parent.parent), (_part(file.name), file.parent)]
 
 
@@ -300,8 +300,12 @@ def _part(name: str) -> str:
     >>> _part("chats_Test-00000-of-00001.jsonl.gz"), _part("latest.jsonl")
     ('test', '')
     """
-    words = [word for word in re.split(r"[.\-_ ]", name.lower()) if word.isalpha() and word not in _NO_WORDS]
+    words = _words(name)
     return next((word for word in (*words[:1], *words[-1:]) if word in _HELD_OUT or word in _LEARNED), "")
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[.\-_ ]", name.lower()) if word.isalpha() and word not in _NO_WORDS]
 
 
 def _why_nothing(path: str, others: Counter[str]) -> str:

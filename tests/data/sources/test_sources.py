@@ -93,6 +93,8 @@ def test_a_folder_that_its_files_divide_is_refused_with_the_flags_to_give(tmp_pa
         (["a_training/c.jsonl"], ["eval/c.jsonl", "test.jsonl"],
          "a_training/c.jsonl --validation-data eval/c.jsonl --test-data test.jsonl"),
         (["train/c.jsonl", "latest/c.jsonl", "more/test.jsonl", "contest.txt"], [], ""),
+        (["train.txt", "a.txt"], ["test-0.txt"], "a.txt train.txt --test-data test-0.txt"),
+        (["Training manual.txt", "Test procedures.txt", "train.txt"], [], ""),
         (["train_test.jsonl", "train/test_1.jsonl", "how_to_test_it.txt", "tests/c.jsonl"], [], ""),
     ],
 )  # fmt: skip
