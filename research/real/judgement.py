@@ -30,7 +30,8 @@ HYPOTHESES = 8
 OF_F = {"H5", "H6", "H7"}
 """Those that compare with F."""
 OF_ONE_SEED = {"H2", "H4", "H5", "H7"}
-"""Those of a budget of 1 % or 5 %."""
+"""Those of a budget of 1 % or 5 %. Told, and never shown: over one seed a bootstrap has the chance of documents alone,
+and finds a difference that is none in a quarter of all cases."""
 Arm = tuple[str, float]
 
 
@@ -75,7 +76,7 @@ class Judgement:
         plain: R of each base and task.
         arms: by arm and value, the adapters that it keeps.
         hypotheses: H1 to H8 by name, those of which there are runs.
-        shown: those that are shown, corrected by Holm.
+        shown: those that are shown, corrected by Holm; none of one seed.
     """
 
     def __init__(self, stage: Stage, finished: Finished, words: Sequence[str] = ()) -> None:
@@ -87,7 +88,8 @@ class Judgement:
             for arm in ((name, value) for name, values in ARMS.items() for value in values)
         }
         self.hypotheses = {name: each for name, each in self._hypotheses() if each}
-        self.shown = holm({name: each.p for name, each in self.hypotheses.items()}, HYPOTHESES)
+        told = self.hypotheses.items()
+        self.shown = holm({name: each.p for name, each in told if name not in OF_ONE_SEED}, HYPOTHESES)
 
     def _of(self, find: Callable[[str, str], Judged | None]) -> Of:
         every = {key: find(*key) for key in self.keys}
@@ -171,11 +173,11 @@ class Judgement:
         return [Criterion("H1 is not shown, here", _told(self, "H1"), "H1" not in self.shown)]
 
     def drift_leaves(self) -> list[Criterion]:
-        """Whether the loop goes: by one of these; none where there are no runs of every budget."""
-        if not self.hypotheses.keys() >= OF_F:
+        """Whether the loop goes: by one of these; none where there are no runs of the budget of 2 %."""
+        if "H6" not in self.hypotheses:
             return []
-        lower = sorted(OF_F & self.shown)
-        found = [Criterion("no budget costs less on the four texts than F", ", ".join(lower) or "none", not lower)]
+        found = [Criterion("the budget of 2 % costs the four texts no less than F", _told(self, "H6"),
+                           "H6" not in self.shown)]  # fmt: skip
         if "H8" in self.hypotheses and (learned := self.more("test", self.one_kl, self.arms[MIDDLE])):
             as_much = learned.estimate.mean <= 1.0
             says = "a fixed weight is as good as the budget of 2 % on the four texts, and learns as much"
@@ -203,7 +205,7 @@ class Judgement:
         """Whether hypotheses that have no runs yet cannot change whether this one is shown: Holm shows more with them,
         never less, and nothing at a p above the level."""
         every = len(self.hypotheses) == HYPOTHESES
-        return every or name in self.shown or self.hypotheses[name].p > 1 - LEVEL
+        return every or name in self.shown or name in OF_ONE_SEED or self.hypotheses[name].p > 1 - LEVEL
 
     def _fewer(self, arm: Arm, most: float) -> list[Criterion]:
         """Of the questions that R has right at most so many per cent fewer; none where no task has questions."""

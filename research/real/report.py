@@ -7,7 +7,7 @@ from rich.table import Table
 
 from research.real.evidence import Difference, Key, Of, count, difference, mean, processor_seconds, shared, so_far
 from research.real.grid import Cell, Finished, adapter, interior, settled
-from research.real.judgement import BUDGETS, MIDDLE, OF_F, RIVALS, WIDE, Arm, Criterion, Judgement
+from research.real.judgement import BUDGETS, MIDDLE, RIVALS, WIDE, Arm, Criterion, Judgement
 
 
 def auto(judgement: Judgement, console: Console) -> None:
@@ -28,7 +28,7 @@ def drift(judgement: Judgement, console: Console) -> None:
         criteria = judgement.of_budget(number)
         complete = judgement.complete(f"H{2 + number}", f"H{5 + number}")
         _say(f"a budget of {budget:.0%} could be the default", criteria, complete, console)
-    _say("drift leaves the package", judgement.drift_leaves(), judgement.complete(*sorted(OF_F), "H8"), console, any)
+    _say("drift leaves the package", judgement.drift_leaves(), judgement.complete("H6", "H8"), console, any)
     weight, budget = _so_far(judgement, KL), _so_far(judgement, MIDDLE)
     for what in ("test", "others", "right", "known"):
         if found := difference(what, weight, budget, judgement.finished):
