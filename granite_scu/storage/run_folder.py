@@ -7,6 +7,7 @@ import re
 import socket
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,8 @@ class RunFolder:
                 "another file system"
             ) from error
         if not isinstance(self._lock, SoftFileLock):  # which it becomes where there are none, and names its process
-            file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n", encoding="utf-8")
+            with suppress(PermissionError):  # on Windows what is locked cannot be written: the holder stays unnamed
+                file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n", encoding="utf-8")
 
     def unlock(self) -> None:
         """Let others in."""

@@ -172,6 +172,17 @@ def test_two_processes_do_not_share_a_folder(folder):
     folder.unlock()
 
 
+def test_where_what_is_locked_cannot_be_written_a_run_can_start(folder, monkeypatch):
+    """As on Windows, where the lock is held of the bytes themselves."""
+
+    def held(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "write_text", held)
+    folder.lock()
+    folder.unlock()
+
+
 def test_a_file_system_without_locks_is_named(folder, monkeypatch):
     def refused(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
