@@ -229,8 +229,6 @@ def memory_found(rows: list[dict[str, Any]]) -> Finding:
     """The finding of ``benchmarks/memory.py``."""
     from benchmarks.memory import COLUMNS
 
-    if not rows:
-        raise Skipped("no case is predicted to fit this card without recomputing")
     faults = (*not_measured(rows, "measured_gb"), *memory_faults(rows))
     known = [row["ratio"] for row in rows if row["ratio"]]
     said = f"predicted over measured is {min(known):.2f} to {max(known):.2f}" if known else "nothing was measured"
@@ -268,15 +266,19 @@ def benchmark(work: Work, name: str, *flags: Any, quick: tuple[Any, ...] = ()) -
     """The cases of a benchmark; ``flags`` are those for a GPU, on a CPU it does its quick cases with ``quick``."""
     line = (ROOT / "benchmarks" / f"{name}.py", "--device", work.device, "--json")
     done = work.python(name, *line, *(flags if work.device == "cuda" else ("--quick", *quick)))
-    return json.loads(done.require(f"benchmarks/{name}.py").out)
+    rows = json.loads(done.require(f"benchmarks/{name}.py").out)
+    if not rows:
+        raise Skipped(f"no case of benchmarks/{name}.py is for this device, or predicted to fit it")
+    return rows
 
 
 def compared(rows: list[dict[str, Any]], what: str, columns: dict[str, str]) -> Finding:
     """The finding of a benchmark that sets our side against others."""
     said = [f"{row['case']}: {', '.join(words)}" for row in rows if (words := list(in_words(row)))]
-    asked = [row for row in rows if "ours" in row.get("sides", ("ours",))]
-    table = Table(f"Benchmark: {what}", columns, rows)
-    return Finding("; ".join(said) or "nothing was measured", (table,), not_measured(asked, "ours_s"))
+    faults = not_measured([row for row in rows if "ours" in row.get("sides", ("ours",))], "ours_s")
+    if not (said or faults or any(row["ours_s"] for row in rows)):
+        raise Skipped("nothing was measured: " + "; ".join(str(row.get("trl_reason") or row["reason"]) for row in rows))
+    return Finding("; ".join(said) or "ours alone was measured", (Table(f"Benchmark: {what}", columns, rows),), faults)
 
 
 def in_words(row: dict[str, Any]) -> Iterator[str]:

@@ -15,6 +15,7 @@ import psutil
 
 from granite_scu.config.errors import RunFailed
 from granite_scu.storage import provenance
+from granite_scu.storage.run_folder import LOG_FILES
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "train_granite_cuda.py"
@@ -197,7 +198,7 @@ class Work:
 
     def kernels(self, name: str) -> str:
         """What the Mamba-2 layers of a run ran in, as its log says."""
-        log = (self.folder / name / "logs" / "training.log").read_text(encoding="utf-8")
+        log = (self.folder / name / LOG_FILES[self.device]).read_text(encoding="utf-8")
         return log.rpartition("Mamba-2 layers run in ")[2].partition("\n")[0]
 
     def logs(self) -> dict[str, str]:

@@ -12,8 +12,9 @@ from torch.autograd import DeviceType
 
 from benchmarks import gpu_legs, gpu_runs, gpu_steps
 from benchmarks.gpu_legs import Leg
-from benchmarks.gpu_work import Finding, OutOfTime, Skipped, Table, Work, end_with_children
+from benchmarks.gpu_work import Call, Finding, OutOfTime, Skipped, Table, Work, end_with_children
 from granite_scu.config.errors import RunFailed
+from granite_scu.storage.run_folder import LOG_FILES
 from research.real.grid import STAGES
 
 check = script("gpu_check")
@@ -150,17 +151,20 @@ def summary(score, start=6.0):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Gives runs of these scores by their folders; the reference's is 5, and so is every other's."""
+    """Gives runs of these scores by their folders; the reference's is 5, and so is every other's. Under ``kernels`` is
+    what their Mamba-2 layers ran in."""
     scores = {}
 
     def train(self, name, *flags, device=None, processes=1):
         score = scores.get(name, 5.0)
         if isinstance(score, Exception):
             raise score
+        log = self.folder / name / LOG_FILES[device or self.device]
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(f"INFO Mamba-2 layers run in {scores.get('kernels', 'fla-core')}\n")
         return summary(score)
 
     monkeypatch.setattr(Work, "train", train)
-    monkeypatch.setattr(Work, "kernels", lambda self, name: "fla-core")
     return scores
 
 
@@ -205,11 +209,34 @@ def test_precisions_that_the_card_lacks_are_skipped_with_the_reason(runs, tmp_pa
     assert rows["fp32 in TF32"]["verdict"] == "skipped" and rows["compiled"]["verdict"] == "passed"
 
 
-def test_compiled_kernels_that_are_not_there_have_passed_nothing(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(Work, "kernels", lambda self, name: "PyTorch")
+def test_compiled_kernels_that_are_not_there_have_passed_nothing(runs, tmp_path):
+    runs["kernels"] = "PyTorch"
     rows = {row["run"]: row for row in gpu_runs.parity(gpu_work(tmp_path)).tables[0].rows}
     assert rows["kernels auto"]["verdict"] == "skipped" and "no compiled kernels" in rows["kernels auto"]["reason"]
     assert (rows["bf16"]["verdict"], rows["bf16"]["kernels"]) == ("passed", "PyTorch")
+
+
+# ---- benchmarks ----
+
+
+@pytest.mark.parametrize(
+    ("leg", "rows", "said"),
+    [
+        ("step", [], "no case of benchmarks/train_step.py is for this device"),  # a Turing has no bf16
+        ("controller", [], "no case of benchmarks/controller_overhead.py"),
+        ("variants", [{"case": "a", "ours_s": None, "reason": "it broke"}], None),
+        ("trl", [{"case": "a", "sides": ["trl"], "ours_s": None, "trl_reason": "it broke"}], "nothing .*: it broke"),
+    ],
+)
+def test_a_leg_that_measured_nothing_has_not_passed(monkeypatch, tmp_path, leg, rows, said):
+    monkeypatch.setattr(gpu_legs, "find_spec", lambda name: object())
+    monkeypatch.setattr(gpu_legs, "weights", lambda work, model: tmp_path)
+    monkeypatch.setattr(Work, "python", lambda self, *_: Call(0, json.dumps(rows), ""))
+    if said:
+        with pytest.raises(Skipped, match=said):
+            gpu_legs.LEGS[leg].run(gpu_work(tmp_path))
+    else:
+        assert gpu_legs.LEGS[leg].run(gpu_work(tmp_path)).faults == ("a: it broke",)
 
 
 # ---- how programs are started ----
