@@ -127,6 +127,15 @@ def ram() -> tuple[int, int]:
     return total, max(0, free)
 
 
+def free_gb() -> float:
+    """GiB of the first GPU's memory that this process may still take: what nobody has, and what it holds unused."""
+    try:
+        free = torch.cuda.mem_get_info(0)[0]
+    except RuntimeError:  # another process has the GPU to itself, and nothing is known
+        return math.inf
+    return (free + torch.cuda.memory_reserved(0) - torch.cuda.memory_allocated(0)) / GIB
+
+
 def threads_left(others: float, cores: int) -> int:
     """Threads that each have a core to themselves, where others keep ``others`` of ``cores`` busy; at least one."""
     return max(1, min(cores, math.floor(cores - others + SPARE)))

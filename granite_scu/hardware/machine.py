@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import shutil
+import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ from granite_scu.hardware.nvml import dotted, no_cuda
 
 log = logging.getLogger(__name__)
 
+GRAPHS = "reduce-overhead"
+"""The ``--compile-mode`` that records CUDA graphs."""
+
 TRITON_FROM = (7, 0)
 """Compute capability from which Triton compiles."""
 
@@ -43,8 +47,9 @@ class Machine:
         compiled: whether the decoder's layers are compiled.
         sharded: whether the frozen layers are shared out over the processes.
         tf32: whether the model's fp32 products are taken in TF32.
-        free_gb: a CPU's memory that no process had taken, GiB, and a GPU's whole. It is asked once: what one part of a
-            run settles by it has to hold for the next.
+        free_gb: memory that no process had taken, GiB; of a GPU all of it where it is planned for, or where several
+            processes have to come to the same. It is asked once: what one part of a run settles by it has to hold for
+            the next.
     """
 
     device: Device
@@ -71,10 +76,11 @@ class Machine:
         return torch.device("cuda", launcher.local_rank())
 
     def memory_limit(self, memory_fraction: float | None) -> float:
-        """Bytes that a process may take: that share of its GPU's memory, or of what a CPU's has free as much as each
-        other process of this machine, ``MARGIN`` left out."""
-        share = (memory_fraction or 1) if self.accelerator == "cuda" else 1 / self.devices
-        return self.free_gb * GIB * share * (1 - MARGIN)
+        """Bytes that a process may take: that share of its GPU's memory, as far as it is free, or of what a CPU's has
+        free as much as each other process of this machine, ``MARGIN`` left out."""
+        cuda = self.accelerator == "cuda"
+        most = self.device.memory_gb * (memory_fraction or 1) if cuda else self.free_gb / self.devices
+        return min(most, self.free_gb) * GIB * (1 - MARGIN)
 
     def claim(self, memory_fraction: float | None) -> None:
         """Make this process's GPU the current one, take no more of it than ``memory_fraction``, and TF32 or not."""
@@ -127,7 +133,10 @@ def resolve(
     compiled = not run.fsdp and compiles(device, here=not card) if base.compile is None else base.compile
     if compiled:
         _check_graphs(base.compile_mode, trainer.accumulate_grad_batches, device)
-    free = device.memory_gb if device.kind == "cuda" else ram()[1] / GIB
+        if base.compile_mode == GRAPHS and isolate and device.kind == "cuda":
+            kernels = _kernels_in_graphs(kernels)
+    alone = not card and devices * nodes == 1
+    free = ram()[1] / GIB if device.kind == "cpu" else detection.free_gb() if alone else device.memory_gb
     return Machine(device, accelerator, precision, devices, nodes, attention, kernels, compiled, run.fsdp, tf32, free)
 
 
@@ -230,11 +239,23 @@ def _tell_of_unlike(gpus: list[Device], least: Device) -> None:
 
 def _check_graphs(mode: str, accumulated: int, device: Device) -> None:
     # The second run of a CUDA graph overwrites the gradients that the first has left (pytorch/pytorch#169545).
-    if mode == "reduce-overhead" and accumulated != 1 and device.kind == "cuda":
+    if mode == GRAPHS and accumulated != 1 and device.kind == "cuda":
         raise UserError(
             "--compile-mode reduce-overhead: its CUDA graphs cannot accumulate gradients; add "
             "--gradient-accumulation-steps 1, or leave it out"
         )
+
+
+def _kernels_in_graphs(kernels: str) -> str:
+    # fla-core's wait for the GPU to tell where documents begin, which nothing may while a graph is recorded.
+    if kernels not in ("auto", "cuda") or find_spec("fla") is None:
+        return kernels
+    if kernels == "cuda":
+        raise UserError(
+            "--compile-mode reduce-overhead: its CUDA graphs cannot hold fla-core's kernels, which wait where "
+            "documents begin; give --kernels torch, or another mode"
+        )
+    return "torch"
 
 
 def compiles(device: Device, here: bool = True) -> bool:
@@ -258,7 +279,9 @@ def _lacking_for_triton(capability: tuple[int, int]) -> str:
     if capability < TRITON_FROM:
         return f"Triton wants a GPU of compute capability {'.'.join(map(str, TRITON_FROM))} or more"
     if find_spec("triton") is None:
-        return "Triton is not installed; pip install triton"
+        return f"Triton is not installed; pip install triton{'-windows' if sys.platform == 'win32' else ''}"
+    if sys.platform == "win32":  # there the package brings compiler and headers
+        return ""
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "there is no C compiler; install one (Debian: apt-get install gcc)"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():

@@ -83,11 +83,12 @@ class SavedAdapter:
 
     @property
     def base(self) -> BaseConfig:
-        """The base model that it was trained on, as its training had it, in kernels that are to be had here."""
+        """The base model that it was trained on, as its training had it, but in PyTorch's kernels: others would first
+        have to be proved right, in a process of their own."""
         named = {"name": self.config.base_model_name_or_path} | self.training.get("base", {})
         if (run := run_of(self.folder)) and named["name"]:
             named["name"] = found_from_here(named["name"], run)
-        return from_record(BaseConfig, named, compile=False, kernels="auto")
+        return from_record(BaseConfig, named, compile=False, kernels="torch")
 
     @property
     def precision(self) -> str | None:

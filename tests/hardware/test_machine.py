@@ -21,15 +21,16 @@ SCRIPT = {"SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "8", "SLURM_NNODES": "1"
 def on(monkeypatch):
     """Resolves a request on a described device, with the environment of a launcher."""
 
-    def resolve(device, base=None, run=None, environment=None, gpus=None, card=None, **trainer):
+    def resolve(device, base=None, run=None, environment=None, gpus=None, card=None, isolate=False, **trainer):
         for name in [name for name in os.environ if "RANK" in name or "WORLD_SIZE" in name or "SLURM" in name]:
             monkeypatch.delenv(name)
         for name, value in (environment or {}).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(detection, "detect", lambda accelerator: device)
         monkeypatch.setattr(detection, "detect_all", lambda: gpus or [device] * device.count)
+        monkeypatch.setattr(detection, "free_gb", lambda: device.memory_gb)
         monkeypatch.setattr(machine, "resolve_accelerator", lambda asked: device.kind)
-        return machine.resolve(base or BaseConfig(), run or RunConfig(), TrainerConfig(**trainer), card=card)
+        return machine.resolve(base or BaseConfig(), run or RunConfig(), TrainerConfig(**trainer), isolate, card)
 
     return resolve
 
@@ -96,6 +97,18 @@ def test_cuda_graphs_do_not_accumulate(on, monkeypatch, compile):
         on(A100, base=graphs)
     assert on(A100, base=graphs, accumulate_grad_batches=1) and on(CPU, base=graphs)
     assert on(A100, base=dataclasses.replace(graphs, compile=False))
+
+
+def test_kernels_that_wait_where_documents_begin_are_not_in_cuda_graphs(on, monkeypatch):
+    monkeypatch.setattr(machine, "_lacking_for_triton", lambda capability: "")
+    graphs, one = BaseConfig(compile_mode="reduce-overhead"), {"accumulate_grad_batches": 1, "isolate": True}
+    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    assert on(A100, graphs, **one).kernels == "auto"
+    monkeypatch.setattr(machine, "find_spec", lambda name: object() if name == "fla" else None)
+    assert on(A100, graphs, **one).kernels == "torch"
+    assert on(A100, graphs, **one | {"isolate": False}).kernels == on(A100, isolate=True).kernels == "auto"
+    with pytest.raises(UserError, match=r"--compile-mode reduce-overhead: .*fla-core.*; give --kernels torch"):
+        on(A100, dataclasses.replace(graphs, kernels="cuda"), **one)
 
 
 def test_as_many_gpus_train_as_are_asked_for_where_they_are_there(on):
@@ -212,6 +225,18 @@ def test_layers_are_compiled_by_default_where_triton_compiles(on, monkeypatch, t
     )
     if device.kind == "cuda":
         assert not on(dataclasses.replace(device, count=2), run=SHARED).compiled
+
+
+@pytest.mark.parametrize(
+    ("has", "words"), [(["triton"], ""), ([], "Triton is not installed; pip install triton-windows")]
+)
+def test_on_windows_the_package_brings_all_that_triton_needs(on, monkeypatch, caplog, has, words):
+    monkeypatch.setattr(machine, "find_spec", lambda name: object() if name in has else None)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    monkeypatch.setattr(machine.sysconfig, "get_path", lambda name: "nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(machine.sys, "platform", "win32")
+    assert on(T4).compiled is (not words) and caplog.text.strip().endswith(words)
 
 
 def test_one_process_has_nobody_to_share_with(on):

@@ -39,6 +39,14 @@ def test_the_memory_fraction_makes_a_small_card_of_a_large_one(asked):
     assert found.memory_limit(0.5) == pytest.approx(0.9 * 7.5 * GIB)
 
 
+def test_of_a_gpu_no_more_is_taken_than_others_have_left(asked, machine, monkeypatch):
+    request, whole = asked(T4)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (6 * GIB, 15 * GIB))
+    here, planned = (machines.resolve(request.base, request.run, request.trainer, card=card) for card in (None, T4))
+    assert [here.memory_limit(share) / GIB for share in (None, 0.5, 0.2)] == pytest.approx([5.4, 5.4, 2.7])
+    assert planned.memory_limit(None) == whole.memory_limit(None)
+
+
 def test_processes_on_one_cpu_share_its_memory(asked):
     _, found = asked(CPU, "--trainer.accelerator=cpu")
     assert replace(found, devices=4).memory_limit(None) == pytest.approx(found.memory_limit(None) / 4)
