@@ -112,6 +112,16 @@ def make_module(small_granite):
 
 
 @pytest.fixture
+def group_of_one():
+    """This process as all those that train together."""
+    import torch
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
 def make_batches():
     """Builds micro-batches of random tokens, of which the later ones of each have ever fewer that count."""
     import torch
@@ -187,6 +197,7 @@ def machine(monkeypatch):
         total = round(device.memory_gb * 2**30)
         properties = SimpleNamespace(name=device.name, major=major, minor=minor, total_memory=total)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (total, total))
         monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
         monkeypatch.setattr(torch.version, "cuda", build)
         if not cuda:

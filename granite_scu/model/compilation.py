@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch._dynamo.config
 import torch._functorch.config
 import torch._inductor
 import transformers
@@ -41,7 +42,9 @@ PRODUCTS = ("mm", "addmm", "bmm", "_grouped_mm", *(
     f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")
 ), "_scaled_dot_product_flash_attention_for_cpu")  # fmt: skip
 KERNELS = ("granite_scu", "flash_attn")
-"""Operators of PyTorch, and namespaces of others', whose results selective recomputation keeps."""
+IN_4_BITS = "bitsandbytes::gemm_4bit"
+"""Operators of PyTorch, namespaces of others', and one of such a namespace, whose results selective recomputation
+keeps. The rest of bitsandbytes' makes weights of 4 bits, which are larger than what they are multiplied with."""
 
 
 def options_of(mode: str) -> dict[str, Any]:
@@ -78,14 +81,17 @@ def compile_decoder(model: PreTrainedModel, **how: Any) -> None:
     # layer that is the gate in fp32: 100 MB for 8 x 1024 tokens. For the whole process, as a graph is made later on.
     if hasattr(torch._functorch.config, "ban_recompute_long_fusible_chains"):
         torch._functorch.config.ban_recompute_long_fusible_chains = False
+    # Else a layer with more than 1 MB of adapters is cut into several graphs, for DDP to send gradients sooner.
+    torch._dynamo.config.optimize_ddp = False
     for part in compiled_parts(model):
         part.compile(**how)
 
 
 def is_product(operator: Any) -> bool:
     """Whether an operator is dear: a matrix product, attention, or a kernel of a Mamba-2 layer."""
-    namespace, _, name = getattr(operator, "_name", "").partition("::")
-    return namespace in KERNELS or (namespace == "aten" and name.partition(".")[0] in PRODUCTS)
+    full = getattr(operator, "_name", "").partition(".")[0]
+    namespace, _, name = full.partition("::")
+    return namespace in KERNELS or full == IN_4_BITS or (namespace == "aten" and name in PRODUCTS)
 
 
 def can_keep_products() -> bool:

@@ -136,7 +136,8 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         """Summed cross-entropy of a batch in nats. (batch, time) tokens, shifted labels, numbers of documents."""
         with nullcontext() if torch.is_grad_enabled() else not_compiled():
             try:
-                fused = bool(self.base.compile)
+                # Nothing is compiled without gradients, and the form for the compiler takes four times the memory.
+                fused = bool(self.base.compile) and torch.is_grad_enabled()
                 return loss.summed_nats(self.language_model, input_ids, labels, documents, compiled=fused)
             except torch._dynamo.exc.TorchDynamoException as error:
                 reason = one_line(error)[:200]

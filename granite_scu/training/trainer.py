@@ -3,6 +3,7 @@
 import subprocess
 from collections.abc import Callable
 from datetime import timedelta
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from granite_scu.config import launcher
 from granite_scu.config.errors import INTERRUPTED, RunFailed, Stopped, UserError
@@ -30,6 +31,10 @@ from granite_scu.hardware.machine import Machine
 LOST_AFTER = timedelta(minutes=10)
 """What a process waits for the others before it takes them for lost. None does anything alone for that long, but that
 the first may let the base model write: ``general_text.WRITTEN_WITHIN``."""
+
+OVERWRITES = next(name for name in ("forward_sync_buffers", "broadcast_buffers") if name in signature(DDP).parameters)
+"""What DDP calls, since PyTorch 2.13 and before, whether it overwrites buffers: the module's sums differ between ranks
+until they are reduced."""
 
 ENVIRONMENTS = {"torchrun": TorchElasticEnvironment, "slurm": SLURMEnvironment, None: LightningEnvironment}
 """Where Lightning learns its place among the processes. It would take a single task of SLURM's for the whole world."""
@@ -126,9 +131,8 @@ def build_trainer(
         UserError: Lightning refuses the combination.
     """
     given = given_objects(asked)
-    # broadcast_buffers: the module's sums differ between ranks until they are reduced, and must not be overwritten.
     kind = ShardedBase if machine.sharded else DDPStrategy
-    several = kind(broadcast_buffers=False, timeout=LOST_AFTER) if machine.world_size > 1 else "auto"
+    several = kind(**{OVERWRITES: False}, timeout=LOST_AFTER) if machine.world_size > 1 else "auto"
     settings = vars(asked) | {
         "max_time": None,
         # cuDNN's search for the fastest convolution, which may be another one in the next run.
@@ -271,7 +275,7 @@ class ShardedBase(DDPStrategy):
         assert module is not None
         shard(module.language_model.base_model, self._mesh())  # before it moves: no device has to hold the whole
         elsewhere = [name for name, parameter in module.named_parameters() if isinstance(parameter, DTensor)]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, elsewhere)
+        DDP._set_params_and_buffers_to_ignore_for_model(module, elsewhere)
         super().model_to_device()
 
     def _mesh(self) -> DeviceMesh:

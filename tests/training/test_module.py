@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from granite_scu.config.errors import RunFailed
 from granite_scu.model import loading, loss
+from granite_scu.model.compilation import is_product
 from granite_scu.training.module import GraniteModule, schedule
 
 RATE = 0.05
@@ -366,6 +367,29 @@ def test_a_model_that_cannot_be_compiled_is_a_run_that_failed(make_module, make_
         module(**make_batches(1)[0])
 
 
+def test_without_gradients_the_loss_is_in_the_form_that_takes_least_memory(make_module, make_batches):
+    loss._compiled_work.cache_clear()
+    with torch.no_grad():
+        make_module(base={"compile": True})(**make_batches(1)[0])
+    assert loss._compiled_work.cache_info().misses == 0
+
+
+def test_a_layer_of_several_processes_is_compiled_as_one_however_large_its_adapters(
+    make_module, make_batches, monkeypatch, group_of_one
+):
+    graphs, compile_with = [], torch.compile
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compile_with(function, backend=count))
+    torch.compiler.reset()
+    module = make_module(base={"compile": True}, lora={"rank": 2048})
+    torch.nn.parallel.DistributedDataParallel(module.language_model)(make_batches(1)[0]["input_ids"])
+    assert len(graphs) == 3  # a Mamba-2 and an attention layer, the norm
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("in_4_bits", [False, True])
 def test_a_compiled_model_that_recomputes_all_but_products_keeps_less_and_has_the_same_gradient(
@@ -393,6 +417,12 @@ def test_a_compiled_model_that_recomputes_all_but_products_keeps_less_and_has_th
         steps += fit(module, make_batches(1)).optimizers[0].seen
     assert error(steps[1].gradient, steps[0].gradient) < rounding(2 * OF_SMALL)
     assert sum(kept[1].values()) < sum(kept[0].values())
+
+
+def test_of_4_bits_the_product_is_kept_and_not_the_weights_that_are_made_for_it():
+    pytest.importorskip("bitsandbytes")
+    operators = torch.ops.bitsandbytes
+    assert is_product(operators.gemm_4bit.default) and not is_product(operators.dequantize_4bit.default)
 
 
 def _hooked(forward, keep, **batch):

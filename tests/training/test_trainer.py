@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
+from torch.nn.parallel import DistributedDataParallel
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TrainerConfig
@@ -17,7 +19,7 @@ from granite_scu.model.drift import loss_in_budget
 from granite_scu.training.trainer import OwnPatience, build_trainer, given_objects
 
 
-def test_a_single_task_of_slurms_starts_the_others_itself(monkeypatch):
+def test_a_single_task_of_slurms_starts_the_others_itself(monkeypatch, group_of_one):
     task = {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_JOB_NAME": "me"}
     for name, value in task.items():
         monkeypatch.setenv(name, value)
@@ -25,6 +27,9 @@ def test_a_single_task_of_slurms_starts_the_others_itself(monkeypatch):
     given = {"steps": 1, "eval_steps": None, "callbacks": [], "loggers": [], "plugin": TorchCheckpointIO()}
     trainer = build_trainer(TrainerConfig(), two, **given)
     assert trainer.world_size == 2 and trainer.strategy.launcher is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a name that PyTorch has given up
+        assert not DistributedDataParallel(torch.nn.Linear(1, 1), **trainer.strategy._ddp_kwargs).broadcast_buffers
 
 
 @pytest.mark.parametrize(
