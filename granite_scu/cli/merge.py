@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace a merged model that is there")
     parser.add_argument("--no-check", dest="check", action="store_false", help="don't compare the merged model's bits "
                         "per token with the adapter's; for machines without memory for the model")  # fmt: skip
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compare "
-                        "(default: %(default)s)")  # fmt: skip
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compare, "
+                        "and to round to 4 bits (default: %(default)s)")  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -38,9 +38,8 @@ def run(options: argparse.Namespace) -> int:
     quiet(console)
     adapter = saved_adapter.find(options.run)
     base, out = saved_adapter.base_of(adapter, options.model), Path(os.path.abspath(Path(options.out).expanduser()))
-    merger = Merger(adapter, base, out, in_fp32=options.dtype == "fp32")
+    merger = Merger(adapter, base, out, options.dtype == "fp32", loading.device_named(options.device))
     base_digest.check(adapter.training, adapter.label, base.name, refuse=True)
     merger.check_out(options.overwrite)
-    device = loading.device_named(options.device)
-    merger.merge(console, device if options.check else None)
+    merger.merge(console, options.check)
     return 0

@@ -57,6 +57,8 @@ _WRITTEN = re.compile(
 _OLD_NAMES = {"gate_up_proj": "input_linear.weight", "down_proj": "output_linear.weight"}
 """What the files of Granite's mixtures call the stacks of experts: transformers renames them as it loads."""
 
+CPU = torch.device("cpu")
+
 SPARE = 64 * 2**20
 """Bytes of disk to be left over, for everything that is not weights."""
 
@@ -70,13 +72,21 @@ class Merger:
         out: folder of the merged model.
         in_fp32: store all weights in fp32; as a rule the base's are in 16 bits, whose rounding takes some of a small
             update away.
+        device: where 4 bits are rounded to, and the merged model is compared with base and adapter.
 
     Raises:
         UserError: the adapter does not fit the base, or the base cannot be merged into, or not without bitsandbytes.
     """
 
-    def __init__(self, adapter: saved_adapter.SavedAdapter, base: BaseConfig, out: Path, in_fp32: bool = False) -> None:
-        self.adapter, self.base, self.out, self.in_fp32 = adapter, base, out, in_fp32
+    def __init__(
+        self,
+        adapter: saved_adapter.SavedAdapter,
+        base: BaseConfig,
+        out: Path,
+        in_fp32: bool = False,
+        device: torch.device = CPU,
+    ) -> None:
+        self.adapter, self.base, self.out, self.in_fp32, self.device = adapter, base, out, in_fp32, device
         if getattr(loading.load_model_config(base.name), "quantization_config", None):
             raise UserError(
                 f"{base.name}: its weights are quantised already, and merging would round the adapter away; download "
@@ -139,12 +149,12 @@ class Merger:
                 f"--out {out}: needs {memory(wanted)}, and {memory(free)} are free there; choose another disk"
             )
 
-    def merge(self, console: Console, device: torch.device | None) -> dict[str, Any]:
+    def merge(self, console: Console, check: bool = True) -> dict[str, Any]:
         """Write the merged model, completely or not at all; returns what was recorded about it.
 
         Args:
             console: where progress goes.
-            device: where the merged model is compared with base and adapter; None doesn't compare them.
+            check: compare the merged model with base and adapter.
 
         Raises:
             RunFailed: the merged model is not the adapter's.
@@ -154,12 +164,12 @@ class Merger:
             with errors_of_rust(folder):
                 self._write_weights(folder, console, self.in_fp32)
                 tokenizer = self._write_tokenizer(folder)
-            check = None
-            if device is not None:
+            found = None
+            if check:
                 in_fp32 = partial(self._write_weights_to_check, console=console)
                 with console.status("comparing with base and adapter"):
-                    check = merge_check.compare(self.adapter, self.base, tokenizer, folder, in_fp32, device)
-            record = self._record(check)
+                    found = merge_check.compare(self.adapter, self.base, tokenizer, folder, in_fp32, self.device)
+            record = self._record(found)
             (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
             (folder / "README.md").write_text(_card(record, self._kind()), encoding="utf-8")
         for line in (f"{_what_was_merged(record)}: {self.out}", _how_it_compares(record), *_warnings(record)):
@@ -223,7 +233,7 @@ class Merger:
         kept = torch.float32 if in_fp32 and weight.is_floating_point() else weight.dtype
         if layer is None:
             return weight.to(kept)
-        seen = round_to_4_bits(weight, dtype) if layer in self.quantised else weight
+        seen = round_to_4_bits(weight, dtype, self.device) if layer in self.quantised else weight
         if layer not in self.updates:
             return seen.to(kept)
         update = self.updates[layer]
@@ -251,11 +261,10 @@ class Merger:
         }
 
 
-def round_to_4_bits(weight: Tensor, dtype: torch.dtype) -> Tensor:
+def round_to_4_bits(weight: Tensor, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
     """A matrix as a QLoRA run has it: rounded to nf4 with double quantisation, and read back in ``dtype``."""
     from bitsandbytes import functional
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     packed, state = functional.quantize_4bit(
         weight.to(device, dtype).contiguous(), blocksize=64, compress_statistics=True, quant_type="nf4"
     )

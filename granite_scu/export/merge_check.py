@@ -4,10 +4,10 @@ import gc
 import logging
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from granite_scu.evaluation.bpt import texts
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut, score_windows, tokenised
 from granite_scu.model import loading
 from granite_scu.model.adapter_files import run_of
-from granite_scu.model.adapters import Switch, load_adapted
+from granite_scu.model.adapters import load_adapted
 from granite_scu.model.description_length import bits
 from granite_scu.model.saved_adapter import SavedAdapter
 from granite_scu.storage.run_folder import ADAPTER_CONFIG
@@ -186,22 +186,16 @@ def _scored(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Comparison:
-    model, switches = load_adapted(base, {adapter.label: adapter.folder}, dtype, device)
-    nats = _nats(model, switches, corpus, device)
-    del model, switches
-    gc.collect()
-    model = AutoModelForCausalLM.from_pretrained(merged, dtype=dtype, use_safetensors=True, trust_remote_code=False)
-    nats = np.concatenate([nats, _nats(model.to(device), [nullcontext], corpus, device)])
-    return Comparison(nats, corpus.window_tokens)
-
-
-def _nats(
-    model: torch.nn.Module, switches: Sequence[Switch], corpus: ScoringCorpus, device: torch.device
-) -> NDArray[np.float64]:
     longest = max(window.stop - window.start for window in corpus.windows)
+    score = partial(score_windows, corpus=corpus, batch_size=max(1, LENGTH // longest), autocast=nullcontext)
     try:
-        return score_windows(model, switches, corpus, max(1, LENGTH // longest), autocast=nullcontext)
-    except RunFailed as error:
+        model, switches = load_adapted(base, {adapter.label: adapter.folder}, dtype, device)
+        nats = score(model, switches)
+        del model, switches
+        gc.collect()
+        model = AutoModelForCausalLM.from_pretrained(merged, dtype=dtype, use_safetensors=True, trust_remote_code=False)
+        return Comparison(np.concatenate([nats, score(model.to(device), [nullcontext])]), corpus.window_tokens)
+    except (RunFailed, torch.OutOfMemoryError) as error:
         raise RunFailed(
             f"{device}: too little memory to compare the merged model with its adapter; compare on the CPU with "
             "--device cpu, or not at all with --no-check"
@@ -220,7 +214,14 @@ def _worst_in_fp32(
     folder.mkdir()
     write_in_fp32(folder)
     windows = _first(corpus, FOR_FP32)
-    found = _scored(adapter, base, replace(corpus, windows=windows), folder, torch.float32, device)
+    score = partial(_scored, adapter, base, replace(corpus, windows=windows), folder, torch.float32)
+    try:
+        found = score(device)
+    except RunFailed:  # for want of memory, of which fp32 takes twice as much
+        if device.type == "cpu":
+            raise
+        _log.info("comparing in fp32 on the CPU, for on %s there is too little memory", device)
+        found = score(torch.device("cpu"))
     shutil.rmtree(folder)
     return found.largest
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut
 from granite_scu.export import merge as merging
 from granite_scu.export import merge_check
 from granite_scu.model import adapters, loading, saved_adapter
+from granite_scu.model.adapters import load_adapted
 
 needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 
@@ -71,7 +73,7 @@ def merge(small_granite, tmp_path, monkeypatch):
         config = BaseConfig(str(base), quantize_4bit=quantize_4bit)
         merger = merging.Merger(saved_adapter.find(adapter), config, out, in_fp32)
         merger.check_out(overwrite=False)
-        merger.merge(make_console(), device=None)
+        merger.merge(make_console(), check=False)
         return out
 
     return run
@@ -150,7 +152,9 @@ def test_of_a_qlora_run_the_base_is_what_4_bits_made_of_it(small_granite, make_a
 
     monkeypatch.setattr(loading, "UNQUANTISED", ["lm_head", whole])
     folder = make_adapter(target_modules=["in_proj"])
-    merged = load_file(merge(folder, quantize_4bit=True) / "model.safetensors")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(torch.cuda, "is_available", lambda: True)  # and the CPU was asked for
+        merged = load_file(merge(folder, quantize_4bit=True) / "model.safetensors")
     quantised = loading.load_model(BaseConfig(small_granite, quantize_4bit=True), torch.bfloat16)
     factors = load_file(folder / saved_adapter.WEIGHTS)
     untouched = load_file(Path(small_granite) / "model.safetensors")
@@ -267,12 +271,28 @@ def test_a_wrong_merge_is_not_kept(small_granite, make_adapter, tmp_path, monkey
     with monkeypatch.context() as broken:
         broken.setattr(merging.Merger, "_merged", forgetful)
         with pytest.raises(RunFailed, match=r"the merge is wrong: on random text .* in fp32"):
-            merger.merge(make_console(), torch.device("cpu"))
+            merger.merge(make_console())
     assert {path.name for path in tmp_path.iterdir()} == {"adapter"}
-    record = merger.merge(make_console(), torch.device("cpu"))
+    record = merger.merge(make_console())
     check = record["check"]
     assert check["in_fp32"] < merge_check.AGREES < abs(check["base_bpt"] - check["adapter_bpt"])
     assert record["matrices"] == len(merger.updates)
+
+
+def test_a_card_that_fp32_does_not_fit_leaves_that_to_the_cpu(
+    small_granite, make_adapter, tmp_path, monkeypatch, on_random_text
+):
+    def load(base, adapters, dtype, device):
+        if device.type == "cuda":
+            raise torch.OutOfMemoryError
+        return load_adapted(base, adapters, dtype, device)
+
+    monkeypatch.setattr(merge_check, "load_adapted", load)
+    adapter, base = saved_adapter.find(make_adapter()), BaseConfig(small_granite)
+    merger, (corpus, _) = merging.Merger(adapter, base, tmp_path / "merged"), merge_check._held_out(adapter, None)
+    write = partial(merger._write_weights_to_check, console=make_console())
+    found = merge_check._worst_in_fp32(adapter, base, corpus, tmp_path / "fp32", write, torch.device("cuda"))
+    assert found < merge_check.AGREES
 
 
 @pytest.mark.parametrize("quantize_4bit", [False, pytest.param(True, marks=needs_bitsandbytes)])
@@ -295,20 +315,20 @@ def test_what_rounding_takes_is_said_and_what_is_wrong_refused(
         return merged if in_fp32 else torch.ldexp(0.5 * mantissa.sign(), exponent).to(merged.dtype)
 
     monkeypatch.setattr(merging.Merger, "_merged", coarse)
-    check = merger.merge(make_console(), torch.device("cpu"))["check"]
+    check = merger.merge(make_console())["check"]
     assert out.is_dir() and not check["is_merged"] and check["in_fp32"] < merge_check.AGREES
     assert "fp32" not in {path.name for path in out.iterdir()}
     said = capsys.readouterr().out
     assert f"{check['difference']:+.4f}" in said and "--dtype fp32" in said
     free -= 1
     with pytest.raises(RunFailed, match="make room"):
-        merger.merge(make_console(), torch.device("cpu"))
+        merger.merge(make_console())
     free += 1
     wrong = lambda self, name, weight, *rest: coarse(self, name, 1.1 * weight, *rest)  # noqa: E731
     monkeypatch.setattr(merging.Merger, "_merged", wrong)
     merger = merging.Merger(adapter, BaseConfig(str(base), quantize_4bit=quantize_4bit), tmp_path / "wrong")
     with pytest.raises(RunFailed, match="the merge is wrong"):
-        merger.merge(make_console(), torch.device("cpu"))
+        merger.merge(make_console())
     assert not (tmp_path / "wrong").exists()
 
 
