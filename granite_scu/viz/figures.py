@@ -19,6 +19,8 @@ from granite_scu.viz.groups import Course, Group
 from granite_scu.viz.run_folder import BAND, Run
 
 _SIZE = (8, 5.2)
+_LEAST = 4.2
+"""Inches of a panel under so many names that the figure is taller than a screen."""
 _MEAN = 20
 """The running mean of a course that is noise from tick to tick spans this part of its ticks."""
 
@@ -186,7 +188,7 @@ def plot_step_time(groups: Sequence[Group]) -> Figure:
         axes.set_ylabel("time of a step (s)", fontsize=style.LABEL, color=style.INK)
         style.legend_above(axes)
         return _finished(figure, axes, groups)
-    figure = style.canvas((8, min(1.6 + 0.45 * len(groups), style.TALLEST)))
+    figure = style.canvas((8, 1.6 + _height(groups)))
     axes = figure.subplots()
     for row, group in enumerate(groups):
         seconds = np.concatenate([_step_seconds(run)[1] for run in group.runs])
@@ -208,7 +210,7 @@ def plot_step_time(groups: Sequence[Group]) -> Figure:
 
 def plot_summary(groups: Sequence[Group]) -> Figure:
     """What came out: bits per token on held-out documents, S and lambda at the end; a line for each group."""
-    figure = style.canvas((8, min(2.3 + 0.5 * len(groups), style.TALLEST)))
+    figure = style.canvas((8, 2.3 + _height(groups)))
     scored, s, lam = figure.subplots(1, 3, sharey=True, width_ratios=(5, 3, 3))
     # The lone word of a panel stands where its data would; an axis of its own would mean nothing.
     for row, group in enumerate(groups):
@@ -355,8 +357,8 @@ def _legend(
     handles += more
     longest = max(len(handle.get_label()) for handle in handles)
     columns = max(1, min(4, 78 // (longest + 6)))
-    height = figure.get_figheight() + 0.28 * (-(-len(handles) // columns) - 1)
-    figure.set_figheight(min(height, style.TALLEST))
+    lines = 0.28 * (-(-len(handles) // columns) - 1)
+    figure.set_figheight(min(figure.get_figheight() + lines, max(style.TALLEST, lines + _LEAST)))
     figure.legend(
         handles=handles,
         loc="outside upper left",
@@ -443,6 +445,11 @@ def _dots(axes: Axes, row: int, group: Group, values: Sequence[float | None], mi
     axes.plot([min(there), max(there)], [row, row], color=group.colour, linewidth=1.5)
     axes.plot(there, [row] * len(there), "o", color=group.colour, markersize=5)
     axes.plot(np.median(there), row, "o", color=group.colour, markersize=10, markeredgecolor=style.INK, label="median")
+
+
+def _height(groups: Sequence[Group]) -> float:
+    """Inches of a row for each group: as far apart as a screen has room for, but never one over another."""
+    return max(min(0.45 * len(groups), style.TALLEST - 2.3), 0.25 * len(groups))
 
 
 def _rows(axes: Axes, groups: Sequence[Group]) -> None:

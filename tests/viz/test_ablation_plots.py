@@ -1,5 +1,6 @@
 """The figures of one run and of several: what they draw is what the histories have."""
 
+import itertools
 import json
 import math
 import os
@@ -81,6 +82,17 @@ def test_runs_that_differ_in_much_go_by_their_folders_names(make, recwarn):
     ]
     figures.plot_summary(groups).canvas.draw()
     assert not [str(each.message) for each in recwarn if "layout" in str(each.message)]
+
+
+def test_of_many_runs_every_label_has_its_place_and_the_panel_its_height(make):
+    groups = group([make(lora={"rank": rank}, ticks=2) for rank in range(1, 41)])
+    figure = figures.plot_summary(groups)
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
+    assert len(boxes) == 40 and all(upper.y0 >= lower.y1 for upper, lower in itertools.pairwise(boxes))
+    figure = figures.plot_s(groups)
+    figure.draw_without_rendering()
+    assert figure.axes[0].get_window_extent().height > 3 * figure.dpi
 
 
 def test_the_loader_sets_nothing_apart_and_of_a_path_its_name_does(make):
