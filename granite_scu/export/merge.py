@@ -199,7 +199,7 @@ class Merger:
     def _write_tokenizer(self, folder: Path) -> PreTrainedTokenizerBase:
         """The base's, with the template of the run; returns it."""
         tokenizer = templates.with_template(loading.load_tokenizer(self.base.name), self.template)
-        tokenizer.save_pretrained(folder)
+        loading.save_tokenizer(tokenizer, folder)
         if self._kind()["chats"]:
             _end_with_turns(folder / GENERATION, tokenizer)
         return tokenizer

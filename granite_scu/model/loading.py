@@ -1,5 +1,6 @@
 """Load the frozen model, its configuration and its tokenizer, and refuse what is not what its files say."""
 
+import json
 import logging
 import os
 import subprocess
@@ -41,6 +42,7 @@ from granite_scu.model.base_files import (
 from granite_scu.model.finding import hub_errors, resolve
 from granite_scu.model.mamba2 import kernels, mamba
 from granite_scu.model.mamba2.proof import Sizes
+from granite_scu.storage.run_folder import read_json
 
 log = logging.getLogger(__name__)
 
@@ -370,6 +372,23 @@ def read_tokenizer(path: str, ours: bool = False) -> PreTrainedTokenizerBase:
     if not all(isinstance(text, str | dict | None) for text in texts):
         raise ValueError("its tokenizer's end of text or chat template is no text")
     return tokenizer
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a tokenizer's files as transformers 4, vLLM and llama.cpp's converter read them too.
+
+    Transformers 5 has new names for its general class and for further special tokens, and reads the old ones too.
+    """
+    tokenizer.save_pretrained(folder)
+    file = folder / "tokenizer_config.json"
+    settings = read_json(file)
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(settings.get("extra_special_tokens"), list):
+        settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
+    for of_this_machine in ("backend", "is_local", "local_files_only"):
+        settings.pop(of_this_machine, None)
+    file.write_text(json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _try_file(file: Path) -> None:

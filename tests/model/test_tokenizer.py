@@ -30,6 +30,17 @@ def test_one_that_works_is_the_librarys(folder):
     assert read_tokenizer(str(folder))(text) == loading.load_tokenizer("tiny-granite-h")(text)
 
 
+def test_a_saved_one_is_what_transformers_4_reads_and_the_same(folder, tmp_path):
+    before = read_tokenizer(str(folder))
+    loading.save_tokenizer(before, tmp_path / "saved")
+    settings = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert not settings.keys() & {"extra_special_tokens", "backend", "is_local", "local_files_only"}
+    after = read_tokenizer(str(tmp_path / "saved"))
+    assert after.backend_tokenizer.to_str() == before.backend_tokenizer.to_str()
+    assert (after.chat_template, after.all_special_tokens) == (before.chat_template, before.all_special_tokens)
+
+
 TEN = {"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * 10}
 
 
