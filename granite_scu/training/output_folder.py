@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from granite_scu.config import flags
 from granite_scu.config.errors import Stopped, UserError, one_line
 from granite_scu.control.laws.base import as_stored
+from granite_scu.data.tokens.chat import answer_end
 from granite_scu.model import base_digest, loading
 from granite_scu.storage import checkpoint_list, working_folder
 from granite_scu.storage.atomic import adding_to, replacing
@@ -133,7 +134,7 @@ def open_run_folder(run: PreparedRun) -> None:
     folder.write_json("scu_config.json", scu_config(run))
     folder.write_lines(DOCUMENTS, run.data.record())
     with adding_to(folder.path) as beside:
-        run.tokenizer.save_pretrained(beside)  # now: its chat template is also that of a run which does not end
+        loading.save_tokenizer(run.tokenizer, beside)  # now: its chat template is also that of a run which does not end
     _own_logs(folder.path / "logs")
     _open_log(folder.path / LOG_FILES[run.machine.accelerator])
     if resume:
@@ -175,11 +176,13 @@ def _given(run: PreparedRun) -> list[str]:
 def training_config(run: PreparedRun) -> dict:
     """Settings, plan, data, machine and versions: ``training_config.json``."""
     request, config = run.request, loading.load_model_config(run.request.base.name)
+    end = answer_end(run.tokenizer)
     return {
         **{name: asdict(getattr(request, name)) for name in flags.GROUPS},
         **({"start": run.start.record()} if run.start else {}),
         "trainer": {k: v for k, v in vars(request.trainer).items() if isinstance(v, str | int | float | None)},
         "seed": request.seed,
+        "answer_end": run.tokenizer.convert_ids_to_tokens(end) if end is not None else None,
         "changed": request.changed,
         "given": _given(run),
         "hardware_preset": request.hardware,

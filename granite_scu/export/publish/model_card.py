@@ -30,7 +30,7 @@ from granite_scu.viz.what_now import lower_rate, verdict
 NOT_MEASURED = "not measured"
 _FACTS = (
     *("data", "tested", "controller", "target_s", "summary", "hyperparameters", "versions"),
-    *("evaluation", "license", "repo_id", "revision", "model_type", "chats", "lower_rate", "validations"),
+    *("evaluation", "license", "repo_id", "revision", "model_type", "chats", "answer_end", "lower_rate", "validations"),
 )
 """What a card may tell besides the base model."""
 
@@ -52,6 +52,7 @@ def gather(folder: Path) -> dict[str, Any]:
             "data": listed(data.path) or training["data_summary"]["path"],
             "tested": data.tested,
             "chats": bool(training["data_summary"].get("conversations")),
+            "answer_end": training.get("answer_end"),
             "controller": control["controller"],
             "target_s": summary["s_target"],
             "summary": summary,
@@ -89,6 +90,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
             ``hyperparameters`` and ``versions``; where they are known ``evaluation`` (see ``evaluation_of``),
             ``license`` (of the adapter; that of a known base otherwise), ``repo_id`` and ``revision`` on the hub,
             ``model_type`` (of the base, as transformers names it), ``chats`` (whether it was trained on them),
+            ``answer_end`` (the token that ends an answer of a chat, where generating stops),
             ``lower_rate`` and ``validations`` (see ``what_now.verdict``).
     """
     base = str(facts["base_model"])

@@ -58,6 +58,11 @@ def test_of_chats_the_card_asks_a_question():
     assert "apply_chat_template" not in card(chats=False)
 
 
+def test_of_chats_the_card_stops_where_an_answer_ends():
+    assert 'convert_tokens_to_ids("<|im_end|>")' in card(chats=True, answer_end="<|im_end|>")
+    assert "eos_token_id" not in card(chats=False, answer_end="<|im_end|>")
+
+
 def test_the_front_matter_is_what_the_hub_reads():
     front = front_matter(card())
     (index,) = front.pop("model-index")
