@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 from granite_scu.config.errors import UserError, attempt
 from granite_scu.config.settings import TINY_MODEL, is_local
 from granite_scu.config.untrusted_input import only_files
+from granite_scu.data.tokens.templates import MORE
 from granite_scu.export.publish import leaks, model_card
 from granite_scu.model.adapter_files import check_adapter
 from granite_scu.storage.run_folder import (
@@ -51,7 +52,7 @@ PICTURES = ("control.png", "control.svg")
 """Drawn again from the history: what else a file of the folder may hold stays there."""
 OPTIONAL = ("chat_template.jinja", "special_tokens_map.json", "added_tokens.json")
 PUBLISHED = (MODEL_CARD, *REQUIRED, *PICTURES, *OPTIONAL)
-"""Everything that is ever uploaded. The card is built again."""
+"""Everything that is ever uploaded, but for the templates by name. The card is built again."""
 
 KEPT = (
     *("config.yaml", TRAINING_CONFIG, DOCUMENTS, "eval_bpt.*", HISTORY_LINES, STOPPED, "report.html"),
@@ -107,7 +108,8 @@ def prepare(
             something that must not be published.
     """
     left_out = _survey(folder)
-    files = {name: _content(folder, name) for name in (*REQUIRED, *OPTIONAL) if (folder / name).exists()}
+    named = sorted(f"{MORE}/{path.name}" for path in (folder / MORE).glob("*.jinja"))
+    files = {name: _content(folder, name) for name in (*REQUIRED, *OPTIONAL, *named) if (folder / name).exists()}
     facts = model_card.gather(folder)
     config = read_json(folder / ADAPTER_CONFIG, files[ADAPTER_CONFIG])
     try:
@@ -160,7 +162,7 @@ def _survey(folder: Path) -> list[str]:
         if not (folder / name).is_file():
             remedy = _REMEDY.get(name, "the run folder is not complete")
             raise UserError(f"{folder}: {name} is missing; {remedy}")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name not in PUBLISHED)
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name not in (*PUBLISHED, MORE))
     for name in names:
         if any(fnmatch(name, pattern) for pattern in KEPT):
             continue

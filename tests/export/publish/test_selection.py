@@ -52,6 +52,14 @@ def test_only_listed_files_are_published_and_the_rest_is_named(run):
     assert next(iter(found.files)) == "README.md"
 
 
+def test_chat_templates_by_name_are_published(run):
+    (run / "additional_chat_templates").mkdir()
+    (run / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}", encoding="utf-8")
+    found = selection.prepare(run, REPO)
+    assert found.files["additional_chat_templates/tool_use.jinja"] == b"{{ messages }}"
+    assert "additional_chat_templates" not in found.left_out
+
+
 def test_nothing_published_names_this_machine(run):
     home = [str(Path.home())] * (Path.home() != Path("/"))  # a user without a home has that
     for name, content in selection.prepare(run, REPO).files.items():
