@@ -1,9 +1,11 @@
 """The way in from Python, for notebooks and scripts: ``prepare`` and ``train`` as the command has them."""
 
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from granite_scu.cli import exit_codes, script_flags, validate
@@ -124,7 +126,7 @@ def train(run: PreparedRun) -> Result | None:
 
 
 def _request(flags: dict[str, Any]) -> Request:
-    asked = {_place(name): _plain(value) for name, value in flags.items() if value is not None}
+    asked = {_place(name): _plain(name, value) for name, value in flags.items() if value is not None}
     layers = script_flags.layers_of(asked)
     with layers.named():
         validate.refuse(layers)
@@ -145,8 +147,17 @@ def _place(name: str) -> str:
     return KEYS.get(flag, name)
 
 
-def _plain(value: Any) -> Any:
-    """A value as settings have it: of a path its name."""
+def _plain(name: str, value: Any) -> Any:
+    """A value as settings have it: of a path its name, of a number of NumPy's Python's."""
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value if isinstance(value, bool | int | float | str | dict) else str(value)
+        return [_plain(name, each) for each in value]
+    if isinstance(value, PathLike):
+        return str(value)
+    value = value.item() if isinstance(value, np.generic) else value
+    if not isinstance(value, bool | int | float | str | dict | None):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise UserError(
+            f"{name}: an object of {kind} cannot be kept with the run; give a callback or logger by its class, as "
+            f'[{{"class_path": "{kind}", "init_args": {{...}}}}], and anything else as text or a number'
+        )
+    return value

@@ -6,6 +6,7 @@ import types
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from granite_scu.cli import from_python
 from granite_scu.config import progress
@@ -46,6 +47,7 @@ def test_arguments_are_the_flags_of_the_command(tmp_path):
         ({"request": "chats.jsonl"}, r"data_dir="),
         ({"dry_run": True}, "dry_run"),
         ({"max_steps": "many"}, "max-steps"),
+        ({"trainer.callbacks": [Console()]}, "trainer.callbacks: an object of rich.console.Console cannot be kept"),
     ],
 )
 def test_what_is_wrong_is_one_line_without_a_traceback_in_a_notebook(wrong, named):
