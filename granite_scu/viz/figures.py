@@ -449,7 +449,7 @@ def _dots(axes: Axes, row: int, group: Group, values: Sequence[float | None], mi
 
 def _height(groups: Sequence[Group]) -> float:
     """Inches of a row for each group: as far apart as a screen has room for, but never one over another."""
-    return max(min(0.45 * len(groups), style.TALLEST - 2.3), 0.25 * len(groups))
+    return max(min(0.45 * len(groups), style.TALLEST - 2.3), 0.22 * len(groups))
 
 
 def _rows(axes: Axes, groups: Sequence[Group]) -> None:
