@@ -30,6 +30,11 @@ from granite_scu.model.mamba2 import norm
 from granite_scu.model.mamba2.tiling import kind_of, product
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, WEIGHTS
 
+try:
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers as _to_stacks
+except ImportError:  # PEFT 0.18 adapts what it is told
+    _to_stacks = None
+
 log = logging.getLogger(__name__)
 
 ADAPTER = "default"
@@ -58,6 +63,10 @@ WITHOUT_OUT_PROJ = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"
 """Types of models in which PEFT refuses an adapter of ``out_proj``, as the library's kernels would pass it over."""
 
 
+EXPERTS_BEFORE = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+"""What an expert's matrices were called before they lay in stacks; PEFT refuses one of a pair without the other."""
+
+
 def targeted(model: nn.Module, config: LoraConfig) -> dict[str, nn.Module]:
     """The linear layers that are to be adapted, by their full names.
 
@@ -65,8 +74,8 @@ def targeted(model: nn.Module, config: LoraConfig) -> dict[str, nn.Module]:
         UserError: a target that the model has not, or that PEFT refuses in it, or no linear layer at all.
     """
     layers = linear_layers(model)
-    if model.config.model_type in WITHOUT_OUT_PROJ:
-        layers = {name: layer for name, layer in layers.items() if not name.endswith(".out_proj")}
+    left_out = _left_out(model)
+    layers = {name: layer for name, layer in layers.items() if name.rpartition(".")[2] not in left_out}
     if not layers:
         raise UserError(f"--model: a {model.config.model_type} model has no linear layer for an adapter; take another")
     if config.targets is None:
@@ -85,6 +94,22 @@ def targeted(model: nn.Module, config: LoraConfig) -> dict[str, nn.Module]:
             )
         chosen |= found
     return {name: layer for name, layer in layers.items() if name in chosen}
+
+
+def _left_out(model: nn.Module) -> set[str]:
+    """The layers, by the last parts of their names, that PEFT does not adapt as it is told.
+
+    In many mixtures it takes the names of dense layers and shared experts for those of all experts, as transformers
+    called these before 5.0, and adapts the stacks in their place.
+    """
+    names = {name.rpartition(".")[2] for name in linear_layers(model)}
+    if model.config.model_type in WITHOUT_OUT_PROJ:
+        return names & {"out_proj"}
+    if _to_stacks is None or not experts.number(model.config):
+        return set()
+    config = peft.LoraConfig(target_modules=names | {*EXPERTS_BEFORE})
+    _to_stacks(config, model, None)
+    return names - set(config.target_modules)
 
 
 def _kind(layer: str) -> str:
@@ -127,8 +152,8 @@ def attach(model: nn.Module, config: LoraConfig) -> peft.PeftModel:
         UserError: a target name that no layer has, or experts that are not there.
     """
     targets = _target_modules(model, config)
-    if model.config.model_type in WITHOUT_OUT_PROJ:
-        _say_what_is_left_out(model.config.model_type)
+    if left_out := _left_out(model):
+        _say_what_is_left_out(model.config.model_type, ", ".join(sorted(left_out)))
     lora = peft.LoraConfig(
         r=config.resolved().rank,
         lora_alpha=config.resolved().alpha,
@@ -146,8 +171,10 @@ def attach(model: nn.Module, config: LoraConfig) -> peft.PeftModel:
 
 
 @cache
-def _say_what_is_left_out(kind: str) -> None:
-    log.warning("--model: out_proj of a %s model gets no adapter, PEFT refuses it there; the other layers do", kind)
+def _say_what_is_left_out(kind: str, names: str) -> None:
+    log.warning(
+        "--model: no adapter on %s, which PEFT does not take in %s models; the other layers get one", names, kind
+    )
 
 
 def read_config(folder: Path) -> peft.PeftConfig:

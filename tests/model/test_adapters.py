@@ -59,7 +59,16 @@ def test_where_peft_refuses_a_layer_the_others_get_an_adapter(caplog):
     with pytest.raises(UserError, match=r"^--lora-targets out_proj: no linear layer that can .*dt_proj, in_proj"):
         attach(small, LoraConfig(targets=["out_proj"]))
     adapted = {name.rpartition(".")[2] for name in low_rank_updates(attach(small, LoraConfig()))}
-    assert adapted == {"in_proj", "x_proj", "dt_proj"} and "out_proj of a mamba model gets no adapter" in caplog.text
+    assert adapted == {"in_proj", "x_proj", "dt_proj"} and "no adapter on out_proj, which PEFT" in caplog.text
+
+
+def test_experts_get_no_adapter_in_the_place_of_dense_layers_that_have_their_old_names(caplog):
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 8, "head_dim": 8}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4}
+    mixture = AutoModelForCausalLM.from_config(AutoConfig.for_model("afmoe", **sizes, num_dense_layers=1))
+    adapted = {name.rpartition(".")[2] for name in low_rank_updates(attach(mixture, LoraConfig()))}
+    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert "no adapter on down_proj, gate_proj, up_proj, which PEFT" in caplog.text
 
 
 @pytest.mark.parametrize(
