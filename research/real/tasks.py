@@ -18,7 +18,7 @@ import sympy
 import yaml
 
 from benchmarks.learning_rates_data import Record, chat
-from granite_scu.data.sources import corpora
+from research.comparison.package_docs import docstrings
 
 VALIDATED, TESTED = 30, 40
 """Records beside those that are trained on."""
@@ -60,6 +60,7 @@ def split(name: str) -> Split:
     return task.make(task.records)
 
 
+@cache
 def digest(name: str) -> str:
     """What tells the records of one version from another's: packages change."""
     return hashlib.sha256(json.dumps(split(name)).encode()).hexdigest()[:12]
@@ -318,7 +319,7 @@ def _sources(package: str) -> list[str]:
 
 def _graphs() -> Iterable[str]:
     for source in _sources(networkx.__path__[0]):
-        yield "\n\n".join(corpora.docstrings(source))
+        yield "\n\n".join(docstrings(source))
 
 
 _PORTS = ["Skerrin", "Oldhaven", "Port Rusk", "Lund Sound", "Marrow Bay", "Tessel", "Great Holm", "Vane"]

@@ -2,9 +2,6 @@ import pytest
 
 from research.real.tasks import TASKS, TESTED, VALIDATED, Split, digest, split
 
-QUICK = [name for name, task in TASKS.items() if task.kind != "text" or name == "harbour"]
-"""Without networkx's docstrings, whose parsing takes seconds."""
-
 
 def told(part: list) -> list[str]:
     return [record["text"] if "text" in record else record["messages"][0]["content"] for record in part]
@@ -15,7 +12,7 @@ def test_there_are_ten_tasks_two_of_each_of_five_kinds_and_each_stage_begins_wit
     assert len(TASKS) == 10 and sorted(kinds[:5]) == sorted(kinds[5:]) == sorted(set(kinds))
 
 
-@pytest.mark.parametrize("name", [*QUICK, pytest.param("graphs", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", TASKS)
 def test_a_task_has_its_records_and_none_of_them_twice(name):
     made = split(name)
     assert [len(part) for part in made] == [TASKS[name].records, VALIDATED, TESTED]
@@ -24,13 +21,13 @@ def test_a_task_has_its_records_and_none_of_them_twice(name):
 
 
 def test_a_task_is_the_same_at_every_call():
-    split.cache_clear()
+    split.cache_clear(), digest.cache_clear()
     before = digest("brook")
-    split.cache_clear()
+    split.cache_clear(), digest.cache_clear()
     assert digest("brook") == before != digest("captain")
 
 
-@pytest.mark.parametrize("name", [name for name in QUICK if TASKS[name].right])
+@pytest.mark.parametrize("name", [name for name in TASKS if TASKS[name].right])
 def test_the_expected_answer_is_right_and_that_to_a_question_is_not(name):
     asked = [[message["content"] for message in record["messages"]] for record in split(name).test]
     right = TASKS[name].right
