@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -46,15 +48,38 @@ def chosen(cells: Iterable[C], words: list[str]) -> list[C]:
     return found
 
 
-def read(path: Path, cell_of: Callable[[Line], C]) -> dict[C, Line]:
-    """The finished runs by their cells; none where there is no file."""
-    return {cell_of(record): record for record in map(json.loads, lines_of(path))}
+def read(path: Path, cell_of: Callable[[Line], C], wanted: Callable[[Line], bool] = bool) -> dict[C, Line]:
+    """The finished runs by their cells, of all or of the wanted lines; none where there is no file."""
+    return {cell_of(line): line for line in map(json.loads, lines_of(path)) if wanted(line)}
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a file as far as they are whole: others may be writing one. None where there is no file."""
+    """The whole lines of a file; others, which a full disk or a kill has cut, are passed over with a warning. None
+    where there is no file."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    return [line for line in lines if line.endswith("\n")]
+    whole = [line.endswith("\n") and _is_json(line) for line in lines]
+    for number in (number for number, is_whole in enumerate(whole, start=1) if not is_whole):
+        warnings.warn(f"{path}, line {number}: is cut, and passed over", stacklevel=2)
+    return [line for line, is_whole in zip(lines, whole, strict=True) if is_whole]
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def append(path: Path, line: Line) -> None:
+    """Add a line to a file. Raises UserError where not all of it can be written."""
+    with path.open("a+b", buffering=0) as file:  # one write, for others may add lines at the same time
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+        cut = file.read(1) not in (b"", b"\n")  # by a run that was killed: what is added must not be glued to it
+        text = b"\n" * cut + json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        if (written := file.write(text)) != len(text):
+            raise UserError(f"--results {path}: took {written} of {len(text)} bytes; is the disk full?")
 
 
 def finished_lines(cells: Iterable[C], finished: dict[C, Line], results: Path) -> list[Line]:
@@ -98,6 +123,5 @@ def run_each(
             raise UserError(f"--model {smollm2}: no such folder; python scripts/fetch_smollm2.py makes it")
         console.print(str(cell), highlight=False)
         line = asdict(cell) | run(cell, str(smollm2 if base == REAL else BASES.get(base, base)))
-        with options.results.open("ab", buffering=0) as file:  # one write, for others may add lines at the same time
-            file.write((json.dumps(line, separators=(",", ":")) + "\n").encode())
+        append(options.results, line)
         console.print(f"    {line}", highlight=False)
