@@ -5,8 +5,19 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from research.real.evidence import Difference, Key, Of, count, difference, mean, processor_seconds, shared, so_far
-from research.real.grid import Cell, Finished, adapter, interior, settled
+from research.real.evidence import (
+    Difference,
+    Judged,
+    Key,
+    Of,
+    count,
+    difference,
+    mean,
+    processor_seconds,
+    shared,
+    so_far,
+)
+from research.real.grid import SCALED, Cell, Finished, adapter, interior, settled
 from research.real.judgement import BUDGETS, MIDDLE, RIVALS, WIDE, Arm, Criterion, Judgement
 
 
@@ -96,7 +107,7 @@ def row(judgement: Judgement, name: str, of: Of) -> list[str]:
     learned, right = (difference(what, of, plain, finished) for what in ("test", "right"))
     lost, of_plain = judgement.beside_plain("others", of)
     known = ["-" if each is None else f"{-each.estimate.mean:.1f} %" for each in judgement.beside_plain("known", of)]
-    drifts = [f"{_drift(*pair, finished):.2%}" for pair in ((of, plain), (plain, of))]
+    drifts = [f"{_mean('drift', *pair, finished):.2%}" for pair in ((of, plain), (plain, of))]
     ends = sum(not interior(each.cell, finished, each.point) for each in of.values())
     return [
         name,
@@ -117,25 +128,27 @@ def _two_lines(found: Difference | None, more: str = "") -> str:
     return str(found or "-").replace(" (", f"{more}\n(")
 
 
-def _drift(of: Of, beside: Of, finished: Finished) -> float:
-    return mean(lambda line, point, _: adapter(line, point)["drift"], of, beside, finished)
+def _mean(what: str, of: Of, beside: Of, finished: Finished) -> float:
+    return mean(lambda line, point, _: adapter(line, point)[what], of, beside, finished)
 
 
 TASK_COLUMNS = ("arm, rate, adapter", "test, points above R", "of R's\nbits", "right", "known lost",
-                "four texts above base", "drift", "cpu, over\nplain", "seeds")  # fmt: skip
+                "four texts above base", "valid.\nbits", "drift", "cpu, over\nplain", "seeds")  # fmt: skip
 
 
-def tasks(judgement: Judgement, console: Console) -> None:
-    """Every arm and value on each base and task of which R is known, and the free rivals of a budget of 2 %. Of a
-    budget the last adapter, too. Of an arm whose rates are not all run, the best so far."""
-    free = {name: judgement.free(WIDE, name) | judgement.free(MIDDLE, name) for name in RIVALS}
-    every = [("R: ", judgement.plain), *((f"{name}: ", of) for name, of in free.items())]
-    for arm, of in sorted(judgement.arms.items()):
-        if arm[0] != "plain":
-            every.append(("", of))
-            every.append(("so far: ", {key: best for key, best in _so_far(judgement, arm).items() if key not in of}))
-        if arm[0] in ("drift", "wide"):
-            every.append(("", {key: judged._replace(point="end") for key, judged in of.items()}))
+POINTS = {"plain": ("best", *SCALED.values()), "drift": ("best", "end"), "wide": ("best", "end")}
+"""Which adapters are shown of an arm; of others that which is kept."""
+
+
+def tasks(judgement: Judgement, console: Console, rate: float | None = None) -> None:
+    """Every arm and value on each base and task of which R is known, and the free rivals of a budget of 2 %. Of an arm
+    whose rates are not all run, the best so far; or all arms at one rate, plain with its scaled adapters among
+    them."""
+    rivals = [(f"{name}{more}: ", judgement.free(arm, name))
+              for arm, more in ((MIDDLE, ""), (WIDE, ", wide")) for name in RIVALS]  # fmt: skip
+    every = [("R: ", judgement.plain), *rivals]
+    for arm in sorted(judgement.arms):
+        every += _of_arm(judgement, arm, rate)
     if not judgement.plain:
         console.print("no runs: R is known on none of these tasks yet")
     for key in judgement.plain:
@@ -146,6 +159,19 @@ def tasks(judgement: Judgement, console: Console) -> None:
         console.print(made)
 
 
+def _of_arm(judgement: Judgement, arm: Arm, rate: float | None) -> list[tuple[str, Of]]:
+    """The rows of an arm, of plain at its own rates none: that is R."""
+    if rate:
+        tried, unsettled = {key: Cell(*key, *arm, rate) for key in judgement.plain}, {}
+        of = {key: Judged(cell, "best") for key, cell in tried.items() if cell in judgement.finished}
+    else:
+        of = judgement.arms[arm] if arm[0] != "plain" else {}
+        unsettled = {key: best for key, best in _so_far(judgement, arm).items() if key not in judgement.arms[arm]}
+    points = POINTS.get(arm[0], ("best",))
+    rows = [("", {key: judged._replace(point=point) for key, judged in of.items()}) for point in points]
+    return [*rows, ("so far: ", unsettled)]
+
+
 def task_row(judgement: Judgement, name: str, key: Key, of: Of) -> list[str]:
     """An adapter on one base and task as cells of the table, in the order of ``TASK_COLUMNS``."""
     finished, plain, (cell, point) = judgement.finished, judgement.plain, of[key]
@@ -154,7 +180,8 @@ def task_row(judgement: Judgement, name: str, key: Key, of: Of) -> list[str]:
     lost, _ = judgement.beside_plain("others", of)
     asked = [count(text, key, of, plain, finished) for text in ("right", "known")]
     known = settled(cell, finished)
-    at_end = ", at an end" if known and point in cell.judged and not interior(cell, finished, point) else ""
+    is_chosen = known and known.get(point) == cell.rate
+    at_end = ", at an end" if is_chosen and not interior(cell, finished, point) else ""
     shown = f"x {float(point.removeprefix('x ')):.2g}" if point.startswith("x ") else point
     return [
         f"{name}{named((cell.arm, cell.value))}, {cell.rate:g}{at_end}, {shown}",
@@ -162,7 +189,8 @@ def task_row(judgement: Judgement, name: str, key: Key, of: Of) -> list[str]:
         f"{100 * learned.estimate.mean / (100 + of_plain.estimate.mean):+.1f} %",
         *(f"{each[0]:.3g} of {each[1]}" if each else "-" for each in asked),
         str(lost),
-        f"{_drift(of, plain, finished):.2%}",
+        f"{_mean('validation', of, plain, finished):.3g}",
+        f"{_mean('drift', of, plain, finished):.2%}",
         f"{processor_seconds(of, plain, finished):.2f}",
         str(len(shared([of, plain], finished)[key])),
     ]
