@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TrainerConfig
 from granite_scu.model.drift import loss_in_budget
-from granite_scu.training.trainer import OwnPatience, build_trainer, given_objects
+from granite_scu.training.trainer import OwnPatience, _lost, build_trainer, given_objects
 
 
 def test_a_single_task_of_slurms_starts_the_others_itself(monkeypatch, group_of_one):
@@ -30,6 +30,11 @@ def test_a_single_task_of_slurms_starts_the_others_itself(monkeypatch, group_of_
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of a name that PyTorch has given up
         assert not DistributedDataParallel(torch.nn.Linear(1, 1), **trainer.strategy._ddp_kwargs).broadcast_buffers
+
+
+def test_processes_that_do_not_reach_one_another_are_told_of_the_interface():
+    refused = "Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] timed out, remote=[127.0.1.1]:4321"
+    assert "set GLOO_SOCKET_IFNAME" in _lost(RuntimeError(refused))
 
 
 @pytest.mark.parametrize(
