@@ -46,6 +46,8 @@ LOGGER_RUNS = "logs/loggers.json"
 """What wandb, mlflow or trackio call this run, for a resume to continue it there."""
 LOG_FILES = {"cpu": "logs/training.log", "cuda": "logs/cuda_optimized_training.log"}
 """By accelerator; that on a GPU has the name that the guides look for. A run that has moved to another has both."""
+NAMED_TEMPLATES = "additional_chat_templates"
+"""The folder of chat templates that have a name, as transformers has it."""
 LOCK = ".lock"
 MODEL_CARD = "README.md"
 """The last file that a run writes."""
@@ -58,7 +60,7 @@ _WRITTEN = (
     r"(control|identification)\.(png|svg)", r"identification\.json", "excitation", "verification",
     # of tokenizers
     r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json", r"\w+\.model", r"(merges|vocab)\.txt",
-    r"chat_template\.jinja", "additional_chat_templates",
+    r"chat_template\.jinja", NAMED_TEMPLATES,
 )  # fmt: skip
 """What a run writes at the top of its folder. Whatever else is there is the user's."""
 

@@ -25,12 +25,12 @@ from granite_scu.config.untrusted_input import parse_json
 from granite_scu.data.sources.documents import SYSTEM_ROLES
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.special_tokens import SpecialTokens
-from granite_scu.storage.run_folder import read_if_there
+from granite_scu.storage.run_folder import NAMED_TEMPLATES, read_if_there
 
 FLAG, ARGUMENTS_FLAG, SYSTEM_FLAG = "--chat-template", "--chat-template-args", "--system"
 
-FILE, MORE = "chat_template.jinja", "additional_chat_templates"
-"""Where ``save_pretrained`` writes a template, and a folder for further ones by their names."""
+FILE = "chat_template.jinja"
+"""Where ``save_pretrained`` writes a template."""
 
 SETTINGS = "tokenizer_config.json"
 """Where older versions of it write them."""
@@ -100,7 +100,7 @@ def saved_in(*folders: Path) -> Template | None:
     """
     for folder in folders:
         files = {"default": folder / FILE} if (folder / FILE).is_file() else {}
-        files |= {path.stem: path for path in sorted((folder / MORE).glob("*.jinja"))}
+        files |= {path.stem: path for path in sorted((folder / NAMED_TEMPLATES).glob("*.jinja"))}
         found = {name: _read(path, str(path)) for name, path in files.items()}
         if found := found or _in_settings(folder / SETTINGS):
             return found["default"] if found.keys() == {"default"} else found

@@ -14,7 +14,6 @@ from jinja2 import TemplateError
 from granite_scu.config.errors import UserError, attempt
 from granite_scu.config.settings import TINY_MODEL, is_local
 from granite_scu.config.untrusted_input import only_files
-from granite_scu.data.tokens.templates import MORE
 from granite_scu.export.publish import leaks, model_card
 from granite_scu.model.adapter_files import check_adapter
 from granite_scu.storage.run_folder import (
@@ -30,6 +29,7 @@ from granite_scu.storage.run_folder import (
     LAST_ADAPTER,
     METRICS,
     MODEL_CARD,
+    NAMED_TEMPLATES,
     SAMPLES,
     STOPPED,
     TRAINING_CONFIG,
@@ -108,7 +108,7 @@ def prepare(
             something that must not be published.
     """
     left_out = _survey(folder)
-    named = sorted(f"{MORE}/{path.name}" for path in (folder / MORE).glob("*.jinja"))
+    named = sorted(f"{NAMED_TEMPLATES}/{path.name}" for path in (folder / NAMED_TEMPLATES).glob("*.jinja"))
     files = {name: _content(folder, name) for name in (*REQUIRED, *OPTIONAL, *named) if (folder / name).exists()}
     facts = model_card.gather(folder)
     config = read_json(folder / ADAPTER_CONFIG, files[ADAPTER_CONFIG])
@@ -162,7 +162,7 @@ def _survey(folder: Path) -> list[str]:
         if not (folder / name).is_file():
             remedy = _REMEDY.get(name, "the run folder is not complete")
             raise UserError(f"{folder}: {name} is missing; {remedy}")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name not in (*PUBLISHED, MORE))
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name not in (*PUBLISHED, NAMED_TEMPLATES))
     for name in names:
         if any(fnmatch(name, pattern) for pattern in KEPT):
             continue
