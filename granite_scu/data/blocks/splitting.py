@@ -234,8 +234,8 @@ def assign(
 
     Copies of a text count as one, so all fall on one side. Texts are taken in the order of their places, copies at the
     first of theirs; one that fits into what the part that lacks most still lacks goes there, any other to training. A
-    text's side thus depends on the texts and not on their order or names. A part that is half full and too small for a
-    long text takes no more: else among books it would be filled up with every note that there is.
+    text's side thus depends on the texts and not on their order or names. Where most texts would be held out so, as
+    notes among books would fill every gap, a part that is half full and too small for a long text takes no more.
 
     Args:
         places: of the documents' texts in the seeded order, (documents,).
@@ -255,18 +255,10 @@ def assign(
     total, longest = int(sizes.sum()), int(sizes.max(initial=0))
     names = ("train", *shares)
     wanted = {side: int(total * share + 1e-9) for side, share in enumerate(shares.values(), start=1)}
-    lacking, is_open = dict(wanted), set(wanted)
-    sides = np.zeros(len(different), np.int8)
-    for number in np.argsort(firsts):
-        if not is_open:
-            break
-        size = int(sizes[number])
-        neediest = max(sorted(is_open), key=lambda side: lacking[side])  # the first of equals
-        if size <= lacking[neediest]:
-            sides[number] = neediest
-            lacking[neediest] -= size
-        elif lacking[neediest] <= wanted[neediest] // 2 and size > LONG * wanted[neediest]:
-            is_open.remove(neediest)
+    in_order = np.argsort(firsts)
+    sides, lacking = _filled(sizes, in_order, wanted)
+    if 2 * np.count_nonzero(sides) > len(sides):
+        sides, lacking = _filled(sizes, in_order, wanted, long=LONG)
     if len(different) < least:
         return None, f"the text has {counted(len(different), 'different document')}, fewer than {least}"
     if 0 in wanted.values():
@@ -280,6 +272,31 @@ def assign(
         much = per_cent(max(shares.values()))
         return None, f"the documents are too few and too uneven in length to set {much} of the text apart"
     return {name: np.flatnonzero(sides[owners] == side) for side, name in enumerate(names)}, ""
+
+
+def _filled(
+    sizes: NDArray[np.int64], in_order: NDArray[np.int64], wanted: Mapping[int, int], long: float = math.inf
+) -> tuple[NDArray[np.int8], dict[int, int]]:
+    """The part of each text, 0 that for training, and what the others lack then.
+
+    Args:
+        sizes: of the texts.
+        in_order: their numbers.
+        wanted: the size of each part.
+        long: share of a part from which on a text that does not fit closes it, where it is half full.
+    """
+    sides, lacking, is_open = np.zeros(len(sizes), np.int8), dict(wanted), set(wanted)
+    for number in in_order:
+        if not is_open:
+            break
+        size = int(sizes[number])
+        neediest = max(sorted(is_open), key=lambda side: lacking[side])  # the first of equals
+        if size <= lacking[neediest]:
+            sides[number] = neediest
+            lacking[neediest] -= size
+        elif lacking[neediest] <= wanted[neediest] // 2 and size > long * wanted[neediest]:
+            is_open.remove(neediest)
+    return sides, lacking
 
 
 def by_block(n_blocks: int, each: float = 0.1) -> dict[str, range]:
