@@ -116,6 +116,28 @@ def test_the_embedded_corpus_can_be_divided():
     assert len(split["validation"]) >= 3 and len(split["test"]) >= 3
 
 
+def test_a_division_stays_what_it_was():
+    """Golden: a run resumes and is scored by it. Uneven texts, of which the shortest fill what the longest leave."""
+    documents = [Document(f"{i}", f"{i} " + "word " * 2 ** (i % 9)) for i in range(80)]
+    split = by_document(documents)
+    assert [len(part) for part in split.values()] == [53, 14, 13]
+    assert sorted(int(document.name) for document in split["test"]) == [
+        7,
+        13,
+        18,
+        27,
+        29,
+        39,
+        43,
+        45,
+        46,
+        47,
+        55,
+        57,
+        61,
+    ]
+
+
 @pytest.mark.parametrize("n_blocks", [min_blocks(), 13, 21, 22, 102, 999])
 def test_tail_blocks_are_held_out_with_a_block_between(n_blocks):
     train, validation, test = by_block(n_blocks).values()
