@@ -219,14 +219,14 @@ def run_end_hooks(trainer: L.Trainer, module: L.LightningModule) -> None:
 
 
 def _lost(error: RuntimeError) -> str | None:
-    """What ended without a word of its own, as the libraries' errors tell it."""
-    words = str(error)
-    if "connectFullMesh" in words:  # gloo's, which tells the others the address that the machine's name stands for
+    """Why processes lost one another, as the libraries' errors tell it; None of other errors."""
+    message = str(error)
+    if "connectFullMesh" in message:  # gloo's, which tells the others the address that the machine's name stands for
         return (
             "the processes do not reach one another; on several machines set GLOO_SOCKET_IFNAME to the network "
             "interface between them"
         )
-    if isinstance(error, torch.distributed.DistError) or "closed by peer" in words or "gloo" in words:
+    if isinstance(error, torch.distributed.DistError) or "closed by peer" in message or "gloo" in message:
         return "another process of this run was lost"
     return None
 
