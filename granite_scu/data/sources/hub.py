@@ -31,6 +31,12 @@ def is_on_hub(source: str) -> bool:
     return source.startswith(HUB_PREFIX)
 
 
+def is_saved(folder: Path) -> bool:
+    """Whether a folder is of the library's ``save_to_disk``."""
+    marks = ("dataset_dict.json",), ("state.json", "dataset_info.json")
+    return any(all((folder / name).is_file() for name in names) for names in marks)
+
+
 def split_of(source: str, wanted: str = "train", streamed: bool = False) -> str:
     """The split that is read: the wanted one, where there is no such the training split, or the only one. Raises as
     ``read``."""
@@ -124,6 +130,9 @@ def _load(source: str, streamed: bool = False) -> dict[str, Any]:
             f"use an embedded corpus: {embedded}"
         )
     try:
+        if is_saved(Path(repository)):
+            saved = datasets.load_from_disk(repository)
+            return saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
         with hub.asked_for(repository):
             return datasets.load_dataset(repository, configuration or None, streaming=streamed)
     # Offline and not found are OSErrors, a data set that is a program a RuntimeError.

@@ -229,7 +229,11 @@ def check_beginning(path: str, text_column: str, encoding: str, record_format: s
 
 def of_kinds_read(path: str, found: Iterable[Path]) -> list[Path]:
     """Those of a source's files that are text or records; of other suffixes where the path ends with it, as code does
-    that is named by ``src/**/*.py``, and they hold text."""
+    that is named by ``src/**/*.py``, and they hold text. Raises UserError for a folder of ``save_to_disk``."""
+    if hub.is_saved(Path(path).expanduser()):
+        raise UserError(
+            f"--data-dir {path}: was written by save_to_disk of the datasets library; give {HUB_PREFIX}{path}"
+        )
     suffix = "" if Path(path).expanduser().is_dir() else Path(path).suffix
     also = suffix if suffix and not glob.has_magic(suffix) else None
     return [

@@ -2,6 +2,7 @@
 
 import json
 
+import datasets
 import pytest
 from outcomes import refusal, refused_data
 
@@ -102,6 +103,17 @@ def test_one_split_is_divided_like_any_text(folder):
         (folder / f"{name}.jsonl").unlink()
     assert published(DataConfig(f"hf:{folder}")) is None
     assert [document.text for document in load(f"hf:{folder}", "text")] == [f"train {i}" for i in range(5)]
+
+
+def test_what_save_to_disk_wrote(tmp_path):
+    rows = datasets.Dataset.from_list([{"text": "one"}, {"text": "two"}])
+    rows.save_to_disk(tmp_path / "rows")
+    datasets.DatasetDict(train=rows, test=rows.select([1])).save_to_disk(tmp_path / "parts")
+    assert [document.text for document in load(f"hf:{tmp_path / 'rows'}", "text")] == ["one", "two"]
+    config = DataConfig("stdlib-docs", test_data=f"hf:{tmp_path / 'parts'}")
+    assert [document.text for document in sources_of(config)[-1].read()] == ["two"]
+    for name in ("rows", "parts"):
+        assert f"give hf:{tmp_path / name}" in refused_data(str(tmp_path / name))
 
 
 def test_no_such_data_set_is_one_line_that_names_what_there_is_without_the_hub(tmp_path):
