@@ -111,6 +111,15 @@ def make_module(small_granite):
     return make
 
 
+@pytest.fixture(scope="module")
+def no_step_is_tried():
+    """The runs of a module are planned by given figures."""
+    from untried import no_step_tried
+
+    with no_step_tried():
+        yield
+
+
 @pytest.fixture
 def group_of_one():
     """This process as all those that train together."""

@@ -15,6 +15,8 @@ from granite_scu.training import general_data
 from granite_scu.training.recipe import prepare
 from granite_scu.training.resume import Resume
 
+pytestmark = pytest.mark.usefixtures("no_step_is_tried")
+
 ENDLESS = "{% for m in messages %}{{ '[' + m.role + '] ' + m.content + '\\n' }}{% endfor %}"
 """A chat template by which no turn ends."""
 

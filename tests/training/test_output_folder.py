@@ -11,6 +11,8 @@ from granite_scu.config.request import Request
 from granite_scu.training.output_folder import locked_run_folder, open_run_folder, training_config
 from granite_scu.training.recipe import prepare
 
+pytestmark = pytest.mark.usefixtures("no_step_is_tried")
+
 
 @pytest.fixture
 def settings(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from loopback import TOKEN, Hub
+from untried import no_step_tried
 
 ROOT = Path(__file__).parents[3]
 TOOL = ROOT / "tools" / "push_to_hf.py"
@@ -19,12 +20,14 @@ def trained(tmp_path_factory) -> Path:
     from granite_scu.cli import run_commands
     from granite_scu.data.sources.corpora import stdlib_docs
 
-    where = tmp_path_factory.mktemp("published")
-    corpus = where / "letters.txt"
+    place = tmp_path_factory.mktemp("published")
+    corpus = place / "letters.txt"
     corpus.write_text("\n\n".join(document.text for document in stdlib_docs())[:30_000], encoding="utf-8")
-    folder = where / "run"
-    few = ("--max-steps", "4", "--control-every", "1", "--precision", "fp32", "--data-dir", str(corpus))
-    assert run_commands.main(["--test-run", "--samples", "0", *few, "--output-dir", str(folder)]) == 0
+    folder = place / "run"
+    few = ("--max-steps", "4", "--control-every", "1", "--precision", "fp32", "--block-size", "64", "--batch-size", "2")
+    where = ("--data-dir", str(corpus), "--output-dir", str(folder))
+    with no_step_tried():
+        assert run_commands.main(["--test-run", "--samples", "0", *few, *where]) == 0
     return folder
 
 
@@ -47,15 +50,18 @@ def drawn() -> dict[bytes, dict[str, bytes]]:
     return {}
 
 
-@pytest.fixture
-def push(hub, run, drawn, monkeypatch, capfd):
-    """Calls the command in this process, with a token; returns exit code, stdout and stderr."""
-    from huggingface_hub import close_session, constants
+@pytest.fixture(scope="session")
+def searched() -> dict[tuple, tuple | None]:
+    """By a text and the secrets of the environment, what was found in it: most files are those of the run each time."""
+    return {}
 
-    from granite_scu.cli.push_to_hf import main
-    from granite_scu.export.publish import selection
 
-    draw = selection.pictures_of
+@pytest.fixture(autouse=True)
+def _once(drawn, searched, monkeypatch):
+    """Nothing is drawn or searched again."""
+    from granite_scu.export.publish import leaks, selection
+
+    draw, search = selection.pictures_of, leaks.secret_in
 
     def drawn_once(folder: Path) -> dict[str, bytes]:
         history = (folder / "scu_history.json").read_bytes()
@@ -63,7 +69,22 @@ def push(hub, run, drawn, monkeypatch, capfd):
             drawn[history] = draw(folder)
         return drawn[history]
 
+    def searched_once(text: str, environment) -> tuple | None:
+        key = text, *((name, value) for name, value in environment.items() if leaks._SECRET_VARIABLE.search(name))
+        if key not in searched:
+            searched[key] = search(text, environment)
+        return searched[key]
+
     monkeypatch.setattr(selection, "pictures_of", drawn_once)
+    monkeypatch.setattr(leaks, "secret_in", searched_once)
+
+
+@pytest.fixture
+def push(hub, run, monkeypatch, capfd):
+    """Calls the command in this process, with a token; returns exit code, stdout and stderr."""
+    from huggingface_hub import close_session, constants
+
+    from granite_scu.cli.push_to_hf import main
 
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_TOKEN", TOKEN)

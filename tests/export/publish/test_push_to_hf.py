@@ -53,20 +53,18 @@ def test_where_nobody_can_be_asked_nothing_becomes_public(push, hub):
     assert not hub.requests
 
 
-@pytest.mark.parametrize(("answer", "code"), [pytest.param("y\n", 0, marks=pytest.mark.slow), ("\n", 1)])
-def test_on_a_terminal_it_asks_before_anything_becomes_public(tool, hub, run, answer, code):
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("\n", 1)])
+def test_on_a_terminal_it_asks_before_anything_becomes_public(push, hub, monkeypatch, answer, code):
     terminal, stdin = pty.openpty()
-    try:
-        os.write(terminal, answer.encode())
-        done = tool(run, "--repo-id", REPO, stdin=stdin, HF_TOKEN=TOKEN)
-    finally:
-        os.close(terminal)
-        os.close(stdin)
-    assert done.returncode == code, done.stderr
-    assert f"{REPO} on {hub.url} is public" in done.stdout and "[y/N]" in done.stdout
+    with os.fdopen(terminal, "wb", 0) as keyboard, os.fdopen(stdin) as reader:
+        monkeypatch.setattr(sys, "stdin", reader)
+        keyboard.write(answer.encode())
+        ended, out, err = push(yes=False)
+    assert ended == code, err
+    assert f"{REPO} on {hub.url} is public" in out and "[y/N]" in out
     assert (REPO in hub.repos) == (code == 0)
     if code:
-        assert "nothing was uploaded" in done.stderr
+        assert "nothing was uploaded" in err
 
 
 @pytest.mark.slow

@@ -163,12 +163,13 @@ def test_a_spoilt_folder_is_refused_and_no_secret_repeated(run, spoil, words):
     assert not any(secret in said for secret in SECRETS.values())
 
 
-def test_pictures_are_drawn_from_the_history_whatever_the_folder_has(run):
-    drawn = {name: (run / name).read_bytes() for name in selection.PICTURES}
-    (run / "control.svg").write_bytes(drawn["control.svg"].replace(b"</svg>", b"<script>alert(1)</script></svg>"))
+def test_pictures_are_drawn_from_the_history_whatever_the_folder_has(run, drawn):
+    drawn.clear()
+    before = {name: (run / name).read_bytes() for name in selection.PICTURES}
+    (run / "control.svg").write_bytes(before["control.svg"].replace(b"</svg>", b"<script>alert(1)</script></svg>"))
     (run / "control.png").unlink()
     files = selection.prepare(run, REPO).files
-    assert {name: files[name] for name in drawn} == drawn
+    assert {name: files[name] for name in before} == before
 
 
 def test_a_secret_of_the_environment_is_found_by_its_value(run, monkeypatch):
