@@ -8,6 +8,7 @@ from pathlib import Path
 
 import devices
 import pytest
+import untried
 import yaml
 from devices import A100, CPU, RTX_4090, T4
 from outcomes import refusal
@@ -15,6 +16,7 @@ from outcomes import refusal
 from granite_scu.cli import run_commands, script_flags, yaml_files
 from granite_scu.config.errors import UserError
 from granite_scu.hardware import detection, peaks, presets
+from granite_scu.model import step_time
 from granite_scu.training import memory_budget, plan
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.recipe import prepare
@@ -205,8 +207,9 @@ def text(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def prepared(machine, text, tmp_path):
+def prepared(machine, text, tmp_path, monkeypatch):
     """The run of a configuration, on a simulated device."""
+    monkeypatch.setattr(step_time, "on_cpu", untried.pace)
 
     def prepare_on(path: Path, device, model: str) -> PreparedRun:
         machine(device)

@@ -157,6 +157,7 @@ def test_a_budget_that_two_readings_of_the_same_model_differ_by_is_refused(
     assert ("noise in what is held" in caplog.text) == (times == 5)
 
 
+@pytest.mark.usefixtures("no_step_is_tried")
 @pytest.mark.parametrize("validation", [0.05, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_what_ends_beyond_the_budget_is_scaled_to_it_and_kept(tmp_path, validation):
     """A real run whose lambda may not rise: its last adapter has learned most, and drifted beyond the budget."""
