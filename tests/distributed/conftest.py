@@ -4,7 +4,7 @@ import pytest
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _undrawn():
+def _undrawn(no_step_is_tried):
     """Without pictures, a third of a short run."""
     from granite_scu.export import present
 

@@ -1,14 +1,19 @@
 """What both models make of a document's beginning: what ``generate`` says of the same prompt."""
 
 import contextlib
+from dataclasses import replace
 
 import numpy as np
 
 from granite_scu.evaluation import generate as generation
-from granite_scu.evaluation.samples import SAMPLING, Opening, sample
+from granite_scu.evaluation import samples
+from granite_scu.evaluation.samples import Opening, sample
+
+FEW = replace(samples.SAMPLING, max_new_tokens=16)
 
 
-def test_each_model_says_what_it_says_when_asked_by_generate(model, tokenizer):
+def test_each_model_says_what_it_says_when_asked_by_generate(model, tokenizer, monkeypatch):
+    monkeypatch.setattr(samples, "SAMPLING", FEW)
     texts, rest = ["def read(path):\n    ", "The state of a Mamba-2 layer "], '"""Read a file."""'
     rows = [np.array(tokenizer(words)["input_ids"], np.int32) for words in (*texts, rest)]
     openings = [Opening(row, rows[-1]) for row in rows[:-1]]
@@ -17,7 +22,7 @@ def test_each_model_says_what_it_says_when_asked_by_generate(model, tokenizer):
     def asked(text: str) -> str:
         pieces: list[str] = []
         inputs = generation.tokenized(tokenizer, text, chat=False)
-        generation.stream(model.get_base_model(), tokenizer, inputs, SAMPLING, pieces.append)
+        generation.stream(model.get_base_model(), tokenizer, inputs, FEW, pieces.append)
         return "".join(pieces)
 
     assert [each.prompt for each in found] == texts

@@ -2,7 +2,7 @@ import copy
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -49,6 +49,7 @@ def test_no_block_for_the_last_token_alone(tokenizer):
     assert labels.tolist() == [[98, 99, 100, EOS]]
 
 
+@settings(max_examples=40)
 @given(texts=TEXTS, block_size=st.integers(1, 40), start=st.integers(0, 5), step=st.integers(1, 5))
 def test_counts_of_every_nth_block_are_those_of_the_blocks(tokenizer, texts, block_size, start, step):
     whole = pack(documents_of(*texts), tokenizer, block_size)
@@ -76,6 +77,7 @@ def test_a_part_of_every_nth_block_is_cut_like_the_whole(tokenizer):
         part[4]
 
 
+@settings(max_examples=40)
 @given(texts=TEXTS, data=st.data())
 def test_documents_as_a_stream_of_their_own_are_those_encoded_alone(tokenizer, texts, data):
     numbers = data.draw(st.lists(st.integers(0, len(texts) - 1), unique=True, min_size=1).map(sorted))

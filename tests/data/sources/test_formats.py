@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from backports import zstd
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from outcomes import refused_data as refused
 
@@ -223,6 +223,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(
     records=st.lists(st.dictionaries(st.text(max_size=3), JSON, max_size=3), max_size=4),
     indent=st.sampled_from([None, 1]),
