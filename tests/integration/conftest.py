@@ -18,7 +18,7 @@ SCRIPT = ROOT / "scripts" / "train_granite_cuda.py"
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _elsewhere(tmp_path_factory):
+def _elsewhere(no_step_is_tried, tmp_path_factory):
     """No test writes into the checkout, asks the hub, or draws in this process, which takes a third of a short run."""
     from huggingface_hub import constants
 

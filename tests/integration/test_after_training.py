@@ -11,6 +11,7 @@ import torch
 from outcomes import done, refused_line
 
 from granite_scu.cli import main as commands
+from granite_scu.export import merge_check
 from granite_scu.model import saved_adapter
 
 SHORT = ("--max-steps", 6, "--save-steps", 3, "--eval-steps", 3, "--eval-iters", 2, "--control-every", 2)
@@ -82,7 +83,8 @@ def test_merged_it_has_the_adapters_bits_per_token_and_needs_nothing_of_ours(run
     assert [path.name for path in tmp_path.iterdir()] == ["merged"]
 
 
-def test_an_adapter_scaled_a_hundredfold_is_not_merged(run, told, tmp_path):
+def test_an_adapter_scaled_a_hundredfold_is_not_merged(run, told, tmp_path, monkeypatch):
+    monkeypatch.setattr(merge_check, "TOKENS", 500)
     files = ("adapter_model.safetensors", "adapter_config.json")
     strange = tmp_path / "strange"
     strange.mkdir()

@@ -159,11 +159,12 @@ def test_an_end_of_text_that_the_model_does_not_know_is_refused(refusal, tmp_pat
     assert words in refusal("--model", model)
 
 
-def test_a_short_run_that_diverges_has_failed_and_leaves_no_adapter_as_its_best(launch, tmp_path):
+def test_a_short_run_that_diverges_has_failed_and_leaves_no_adapter_as_its_best(launch, corpus, tmp_path):
     folder = tmp_path / "run"
+    short = ("--data-dir", corpus, "--block-size", 64, "--batch-size", 2)
     wild = ("--learning-rate", "1e3", "--warmup-steps", "0", "--gradient-clip", "0", "--controller", "none")
     few = ("--max-steps", "6", "--eval-steps", "2", "--save-steps", "2", "--control-every", "1", "--eval-iters", "1")
-    code, _, err = launch("--test-run", *wild, *few, "--output-dir", folder)
+    code, _, err = launch("--test-run", *short, *wild, *few, "--output-dir", folder)
     assert code == 1
     assert "the adapter scores nan bits/token on the validation text; lower --learning-rate" in one_line(err)
     assert not (folder / "best").exists() and not (folder / "adapter_model.safetensors").exists()

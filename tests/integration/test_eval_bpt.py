@@ -56,7 +56,7 @@ def test_a_run_alone_is_scored_on_what_it_held_out(run, call, tmp_path, monkeypa
             runpy.run_path(str(EVAL), run_name="__main__")
         return ended.value.code
 
-    out = done(call, script, run, "--csv", tmp_path / "each.csv")
+    out = done(call, script, run, "--samples", 0, "--csv", tmp_path / "each.csv")
     found = json.loads((run / "eval_bpt.json").read_text(encoding="utf-8"))
     assert [found["schema"], found["documents"]] == [1, len(records(run)["test"])]
     assert str(run / "eval_bpt.json") in out.replace("\n", "") and "bits/token" in out
