@@ -49,7 +49,7 @@ def run(script, topics, tmp_path_factory) -> SimpleNamespace:
     """
     folder = tmp_path_factory.mktemp("run") / "out"
     shutil.copy(topics, ".")
-    done = script(*FLAGS, "--output-dir", folder)
+    done = script(*FLAGS, "--samples", 1, "--output-dir", folder)
     assert (done.returncode, done.stderr) == (0, "")
     return SimpleNamespace(folder=folder, out=done.stdout)
 
