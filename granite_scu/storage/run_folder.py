@@ -88,7 +88,7 @@ class RunFolder:
 
         Raises:
             UserError: not writable, not empty and neither ``overwrite`` nor ``resuming``, with a pipe in it or a link
-                that leads out of it, or to be replaced and holding what no run has written.
+                that leads out of it, to be replaced and holding what no run has written, or to be resumed and no run's.
         """
         require_writable("--output-dir", self.path, make=False)
         own, wandb = os.path.realpath(self.path), self.path / "logs" / "wandb"
@@ -101,14 +101,22 @@ class RunFolder:
                     f"--output-dir {self.path}: {entry.relative_to(self.path)} is a link that leads out of the folder, "
                     "and a run would write there; put what it leads to in its place"
                 )
-        if resuming or not self.path.exists() or all(map(_is_trace, self.path.iterdir())):
+        if not self.path.exists() or all(map(_is_trace, self.path.iterdir())):
+            return
+        is_run = (self.path / TRAINING_CONFIG).is_file()
+        if resuming and not is_run:  # a checkpoint was copied there, and the rest is somebody's
+            raise UserError(
+                f"--output-dir {self.path}: holds a checkpoint but is no run folder (no {TRAINING_CONFIG}); name a new "
+                "--output-dir"
+            )
+        if resuming:
             return
         if not overwrite:
             raise UserError(
                 f"--output-dir {self.path}: is not empty; choose another folder, replace the run with --overwrite, "
                 "or continue it with --resume-from-checkpoint last"
             )
-        if not (self.path / TRAINING_CONFIG).is_file():
+        if not is_run:
             raise UserError(f"--overwrite: {self.path} is not empty and not a run folder, so it is not touched")
         others = [str(entry.relative_to(self.path)) for entry in _foreign(self.path)]
         if others:

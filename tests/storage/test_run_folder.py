@@ -80,6 +80,12 @@ def test_what_is_no_run_folder_is_never_overwritten(folder):
     assert (folder.path / "thesis.tex").read_text() == "years of work"
 
 
+def test_a_checkpoint_that_was_copied_into_a_folder_makes_it_no_run_folder(folder):
+    """Else what is there would make way as a run's own: a README.md, other checkpoints."""
+    (folder.path / "checkpoint-2").mkdir()
+    assert "is no run folder (no training_config.json); name a new --output-dir" in refused(folder, resuming=True)
+
+
 def test_what_no_run_has_written_is_neither_replaced_nor_cleared(folder):
     for name in (TRAINING_CONFIG, "notes.txt", "scu_history.json"):
         (folder.path / name).write_text("mine")
@@ -326,6 +332,7 @@ def test_a_link_that_leads_out_of_the_folder_is_refused_before_anything_is_writt
     """A run that goes on in a stranger's folder would write through it."""
     folder, victim = tmp_path / "run", tmp_path / "victim"
     (folder / "logs").mkdir(parents=True)
+    (folder / TRAINING_CONFIG).write_text("{}")
     victim.write_text("mine")
     (folder / "inside").symlink_to("logs")
     RunFolder(folder).check(overwrite=False, resuming=True)
