@@ -190,7 +190,8 @@ def _hooks(debug: bool, how_to_continue: str) -> Iterator[None]:
     """
 
     def terminate(number: int, frame: object) -> None:
-        raise Stopped(f"stopped by SIGTERM; {how_to_continue}", TERMINATED)
+        # Alone: the others may not have heard of it, and to wait for them would hold all.
+        raise Stopped(f"stopped by SIGTERM; {how_to_continue}", TERMINATED, alone=True)
 
     def tell(about: threading.ExceptHookArgs) -> None:
         if debug or not issubclass(about.exc_type, OSError):

@@ -106,6 +106,12 @@ def test_a_thread_that_cannot_write_prints_no_traceback(capsys, monkeypatch):
         assert capsys.readouterr().err.count("Traceback") == lines
 
 
+def test_a_process_that_sigterm_ends_outside_of_training_waits_for_no_other():
+    with pytest.raises(Stopped) as stopped, exit_codes._hooks(debug=False, how_to_continue=""):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stopped.value.alone
+
+
 def test_slurms_signal_before_the_end_does_not_end_what_is_not_training(capfd, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     before = signal.getsignal(signal.SIGUSR1)
