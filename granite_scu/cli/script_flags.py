@@ -18,7 +18,7 @@ from granite_scu.cli import config_layers
 from granite_scu.cli.argument_parser import Parser, hyphenated
 from granite_scu.cli.config_layers import SEED, Layers
 from granite_scu.cli.continued_run import settings_of_the_run
-from granite_scu.cli.yaml_files import parse
+from granite_scu.cli.yaml_files import OF_A_RUN, parse
 from granite_scu.config import other_tools, settings, shipped
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import (
@@ -48,9 +48,6 @@ LAYERS = ("test_run", "hardware", "config", "max_length", "bf16", "fp16")
 ALWAYS_SHOWN = ("--test-run", "--hardware", "--config", "--dry-run", "--check-requirements", "--json",
                 "--print-config", "--debug")  # fmt: skip
 """What every help shows of what is no setting."""
-
-OF_A_RUN = {"control.controller", "control.actuator", "control.measure"}
-"""Keys that the file of a run has, which has all, and hardly one that somebody wrote."""
 
 
 def build_parser(
@@ -193,14 +190,14 @@ def layers_of(asked: dict[str, Any], dotted: bool = False) -> Layers:
         config_layers.check_key(key, config_layers.A_FLAG, value=value)
     _resolve_short_forms(asked)
     given = {key: _value(key, asked[key]) for key in NAMES if key in asked}
-    if "data.num_epochs" in given:  # alone: no limit on steps, not one of a YAML file either
-        given.setdefault("trainer.max_steps", -1)
     # --test-run changes defaults only, so its file lies below the preset; so does a continued run's.
     below = [config_layers.of_file(str(shipped.TEST_RUN))] if asked.get("test_run") else []
     if below and config_layers.has_value((given | keys).get("drift.max_drift")):
         given.setdefault("control.target_s", None)  # it holds an S, which makes way for what is asked for
     files = [config_layers.of_file(name) for name in _listed(asked.get("config"))]
     given |= keys
+    if config_layers.has_value(given.get("data.num_epochs")):  # alone: no limit on steps, not one of a file either
+        given.setdefault("trainer.max_steps", -1)
     asked_of = ChainMap(given, *(file.values for file in reversed(files)))
     if continues := config_layers.has_value(asked_of.get("run.resume")):
         below += settings_of_the_run(given, files, below)

@@ -50,6 +50,9 @@ _USUAL = {"strategy": "auto", "devices": 1, "num_nodes": 1, "check_val_every_n_e
 """Defaults of Lightning's Trainer that runs of 0.1 have in their files; of its other settings they are null or 0."""
 
 
+OF_A_RUN = {"control.controller", "control.actuator", "control.measure"}
+"""Keys that the file of a run has, which has all, and hardly one that somebody wrote."""
+
 _CHANGED = ("control", "trainer")
 
 
@@ -109,7 +112,7 @@ def without_removed_settings(name: str, content: Any) -> Any:
     if control.get("target_s") == "auto":  # the default of before; pi asks for a share, unless a budget is given
         gone["target_s"], control["target_s"] = "auto", None
     unset = [name for name, value in trainer.items() if not value or value == _USUAL.get(name)]
-    for setting in unset:
+    for setting in unset if dict(leaves(groups)).keys() >= OF_A_RUN else ():  # in the user's own file it is a slip
         if f"trainer.{setting}" not in flags.HINTS:
             gone[setting] = trainer.pop(setting)
     if isinstance(batches := trainer.get("limit_val_batches"), float) and batches.is_integer():

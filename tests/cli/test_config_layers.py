@@ -164,6 +164,13 @@ def test_whatever_jsonargparse_reads_is_read(tmp_path, content):
     assert script("--test-run", "--config", str(path)).data.batch_size == 3
 
 
+def test_a_slip_in_the_users_own_file_is_no_default_of_an_earlier_version(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("trainer: {max_stepz: 0}\n")
+    line = f"--config {path}:1: there is no setting trainer.max_stepz; did you mean trainer.max_steps?"
+    assert refusal(script, "--config", str(path)) == line
+
+
 def test_a_pipe_is_read_once(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -81,6 +81,7 @@ def test_the_scripts_files_and_flags_have_the_same_order(layers):
                 *("--lora.targets=[in_proj]", "--run.early_stopping=3"),
             ],
         ),
+        (["--test-run", "--num-epochs", "2"], ["--config", str(TINY), "--data.num_epochs=2"]),
     ],
 )
 def test_the_script_and_the_module_make_the_same_request(script, module):
