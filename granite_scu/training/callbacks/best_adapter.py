@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from granite_scu.model.drift import MARGIN
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.checkpoint import save_adapter
-from granite_scu.storage.run_folder import WEIGHTS, finite, read_json
+from granite_scu.storage.run_folder import ADAPTER_CONFIG, WEIGHTS, finite, read_json
 from granite_scu.training.module import GraniteModule
 
 RECORD = "validation.json"
@@ -63,8 +63,8 @@ class BestAdapter(L.Callback):
         if record:
             with replacing(self.folder) as temporary:
                 temporary.mkdir()  # not copytree, which copies that nobody may write there
-                for file in copy.iterdir():
-                    shutil.copyfile(file, temporary / file.name)
+                for name in (WEIGHTS, ADAPTER_CONFIG, RECORD):  # whatever else a stranger's has may be a link
+                    shutil.copyfile(copy / name, temporary / name)
         elif self.folder.is_dir():
             shutil.rmtree(self.folder)
 
