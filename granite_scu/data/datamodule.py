@@ -59,12 +59,14 @@ class TextDataModule(LightningDataModule):
         uniform_batches: every batch has ``documents``, or none: a compiled model is compiled for one kind of batch.
         division: the documents of each split, once ``prepare`` was called.
         train, validation, test: the blocks of each, from then on.
+        files: of what is streamed, which is not all read before training, a checksum of names and sizes of its files.
     """
 
     division: Division
     train: Blocks
     validation: Blocks
     test: Blocks
+    files: str
 
     begin_worker: Callable[[int], None] = staticmethod(leave_signals_to_the_run)
     """Called in each loader process before anything else."""

@@ -8,6 +8,7 @@ document, so that nothing is read by two of them. Where a share of the stream st
 the number of batches it has given; continuing from a checkpoint reads up to there again.
 """
 
+import hashlib
 import logging
 import os
 import random
@@ -237,10 +238,13 @@ class StreamedDataModule(TextDataModule):
         Raises:
             UserError: too few documents to hold whole ones out, nothing to read, or what cannot be read.
         """
-        config = self.config
+        config, sources = self.config, sources_of(self.config)
+        files = [file for source in sources if source.split in ("", "train") for file in source.files or ()]
+        sizes = "".join(f"{file.name} {file.stat().st_size}\n" for file in files)
+        self.files = hashlib.sha256(sizes.encode(errors="surrogateescape")).hexdigest()
         renderer = Renderer(tokenizer, config.loss_on, config.control_tokens)
-        splits = list(dict.fromkeys(source.split for source in sources_of(config) if not source.split))
-        splits += [source.split for source in sources_of(config) if source.split]
+        splits = list(dict.fromkeys(source.split for source in sources if not source.split))
+        splits += [source.split for source in sources if source.split]
         flags = [config.named_for(split)[0] for split in splits]
         if not (parts := list(encoded(beginning(config), renderer, config.split_seed, flags=flags))):
             raise self._too_few(0)

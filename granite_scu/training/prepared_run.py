@@ -21,7 +21,7 @@ from granite_scu.model.saved_adapter import InitialAdapter
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.module import GraniteModule
-from granite_scu.training.resume import TEXT, Resume, settings_that_affect_numbers
+from granite_scu.training.resume import FILES, TEXT, Resume, settings_that_affect_numbers
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def build_module(run: PreparedRun, **changed: Any) -> GraniteModule:
             "--isolate-documents": request.data.isolate_documents,
             **({"the chat template (its checksum)": templates.checksum(run.tokenizer)} if run.data.chats else {}),
             TEXT: run.data.checksum,
-            **({"--num-workers": request.data.num_workers} if request.data.stream else {}),
+            **({"--num-workers": request.data.num_workers, FILES: run.data.files} if request.data.stream else {}),
         },
         measure=request.control.measure,
         actuator="loss" if request.drift.max_drift else request.control.actuator,

@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 TEXT = "the text of --data-dir (its checksum)"
 """By which a checkpoint knows the blocks that it was trained on."""
 
+FILES = "the files of --data-dir (a checksum of their names and sizes)"
+"""By which one of a stream knows them: of its blocks it has those of the beginning alone."""
+
 
 @dataclass(frozen=True)
 class Resume:

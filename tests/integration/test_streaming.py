@@ -39,6 +39,10 @@ def test_it_trains_goes_on_and_is_scored_as_any_run(train, launch, records, tmp_
     assert lams[0] == lams[1] and len(set(lams[0])) > 1
     err = refused_line(launch, "--test-run", *resume, "--num-workers", 1, "--output-dir", tmp_path / "other")
     assert "--num-workers was 2 and is now 1" in err
+    with records.open("a", encoding="utf-8") as more:  # behind what is read beforehand, in a stream that is longer
+        more.write("\n")
+    err = refused_line(launch, "--test-run", *resume, "--output-dir", tmp_path / "other")
+    assert "the files of --data-dir (a checksum of their names and sizes) was" in err
 
 
 def test_a_line_that_is_broken_far_behind_stops_the_run_with_its_place(launch, records, tmp_path, monkeypatch):
