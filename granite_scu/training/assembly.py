@@ -80,13 +80,14 @@ def assemble(
     asking = _asking(run, questions, final)
 
     loggers = [RunLogger(name) for name in run.request.run.loggers]
+    leg = f"from-checkpoint-{run.resume.step}" if run.resume else ""  # whatever its folder is called by now
     trainer = build_trainer(
         run.request.trainer,
         run.machine,
         steps=run.length.steps,
         eval_steps=run.validation_interval,
         callbacks=[each for each in (*stoppers, *measuring, *keeping, final, asking) if each],
-        loggers=[*_files(run.folder.path / "logs", f"from-{run.resume.path.name}" if run.resume else ""), *loggers],
+        loggers=[*_files(run.folder.path / "logs", leg), *loggers],
         plugin=AdapterCheckpointIO(module),
     )
     return trainer, best, final, loggers

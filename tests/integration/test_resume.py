@@ -17,6 +17,7 @@ from granite_scu.config.settings import TINY_MODEL
 from granite_scu.evaluation.bpt import subjects, texts
 from granite_scu.model import finding, saved_adapter
 from granite_scu.storage import manifest
+from granite_scu.storage.run_folder import csv_legs
 
 SHORT = ("--test-run", "--precision", "fp32", "--batch-size", "2", "--block-size", "64", "--eval-iters", "2")
 SHORT += ("--eval-batch-size", "16")
@@ -58,9 +59,11 @@ def test_a_resume_that_would_mean_something_else_is_refused_also_by_the_plan(run
 
 
 def test_what_is_not_given_is_the_runs_own_and_what_is_changed_is_named(run, launch, tmp_path):
-    folder = tmp_path / "other"
+    folder, kept = tmp_path / "other", shutil.copytree(run, tmp_path / "run") / "kept"
+    (kept.parent / "checkpoint-3").rename(kept)
     flags = ("--output-dir", folder, "--max-steps", 5, "--gradient-clip", 0.5)
-    said = " ".join(done(launch, "--resume-from-checkpoint", run / "checkpoint-3", *flags).split())
+    said = " ".join(done(launch, "--resume-from-checkpoint", kept, *flags).split())
+    assert [step for step, _ in csv_legs(folder)] == [0, 3]  # whatever the checkpoint is called
     assert "changed since the checkpoint: " in said and "; the result will differ from an uninterrupted run" in said
     named = said.split("changed since the checkpoint: ")[1]
     assert "--gradient-clip 1.0 -> 0.5" in named and "--max-steps 6 -> 5" in named
