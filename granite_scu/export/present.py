@@ -38,8 +38,11 @@ def _written(folder: Path) -> int | None:
 
 def present(folder: Path) -> None:
     """Write the picture, the report and the model card of a finished run."""
+    from granite_scu.viz.style import drawing
+
     picture(folder)
-    report(folder)
+    with drawing("the report", f"granite-scu report {folder}"):
+        report(folder)
     RunFolder(folder).write_text(MODEL_CARD, model_card.model_card(model_card.gather(folder)))
 
 

@@ -54,7 +54,8 @@ def write_report(run: Run, file: Path) -> Path:
     """Write the page, completely or not at all."""
     page = build_report(run)
     with replacing(file) as temporary:
-        temporary.write_text(page, encoding="utf-8", newline="\n")
+        # A name that is no UTF-8, of a data file say, has characters that cannot be written as they are.
+        temporary.write_text(page, encoding="utf-8", errors="backslashreplace", newline="\n")
     return file
 
 

@@ -11,7 +11,7 @@ from folders import METRICS, holding, record, rising, settings, write_csv, write
 
 from granite_scu.cli.main import main
 from granite_scu.storage.run_folder import LOG_FILES
-from granite_scu.viz.report import build_report
+from granite_scu.viz.report import build_report, report_on
 from granite_scu.viz.report_data import MAX_TICKS, thinned
 from granite_scu.viz.run_folder import read_run
 
@@ -156,6 +156,12 @@ def test_what_the_folder_tells_is_escaped(tmp_path):
     read = page(folder)
     assert read.tags.count("script") == 2 and not {"img", "b"} & set(read.tags)
     assert "<b>run<b> & co" in read.text and read.text.count("<img src=x onerror=alert(2)>") >= 6
+
+
+def test_a_name_that_is_no_utf_8_is_written_as_its_code(tmp_path):
+    folder = write_run(tmp_path / "run", rising(), {}, settings(data={"path": "chats\udcff.jsonl"}), metrics=METRICS)
+    text = report_on(folder).read_text(encoding="utf-8")
+    assert "data chats\\udcff.jsonl" in text
 
 
 def test_of_an_absolute_path_only_the_last_name_is_shown(tmp_path):

@@ -192,6 +192,10 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning(finished, monkeypatch, capl
 
     monkeypatch.setattr(control_plot, "plot_control", fail)
     monkeypatch.setattr(logging.getLogger("granite_scu"), "propagate", True)
-    present.picture(finished)
-    assert not (finished / "control.png").exists()
+    monkeypatch.setattr(present, "report", fail)
+    monkeypatch.setattr(present.model_card, "gather", lambda folder: "chats\udcff.jsonl")
+    monkeypatch.setattr(present.model_card, "model_card", str)
+    present.present(finished)
+    assert not (finished / "control.png").exists() and (finished / "README.md").read_text() == "chats\\udcff.jsonl"
+    assert "granite-scu report" in caplog.text
     assert "latex could not be found" in caplog.text and "granite_scu.viz.control_plot" in caplog.text
