@@ -461,7 +461,7 @@ def _try(run: Run, found: Verdict) -> Iterator[Advice]:
     if found.state == "useless" and rate:
         text = "It learned nothing that holds for other documents. A lower learning rate, or more text, may."
         yield Advice("Try a lower learning rate", text, _again(run, f"--learning-rate {short(min(rate / 3, 1e-3))}"))
-    elif found.state == "unclear" and rate and rate <= _HIGHEST and not longer:
+    elif found.state == "unclear" and rate and rate <= _HIGHEST and not longer and _is_scored(run):
         why = "Validation no longer falls" if run.validations else "It learned little"
         text = f"{why} at a rate of {short(rate)}. Three times that teaches more in as many steps."
         yield Advice("Try a higher learning rate", text, _again(run, f"--learning-rate {short(3 * rate)}"))
@@ -509,6 +509,12 @@ def _length(run: Run, found: Verdict) -> Iterator[Advice]:
     elif before - lowest > matters and best > since and found.state != "damaged" and not _all_right(run):
         text = f"The validation still fell at the end: {signed(lowest / before - 1)} from step {since:,} to {best:,}."
         yield Advice("Train longer", text, _again(run, length_of(run, 2, 2 * end)))
+
+
+def _is_scored(run: Run) -> bool:
+    """Whether anything tells how much was learned."""
+    tested = is_number(run.metrics.get("adapter_test_bpt"))
+    return tested or bool(run.validations) or _counted(section(run.metrics, "answers"))
 
 
 def _all_right(run: Run) -> bool:

@@ -220,6 +220,12 @@ def test_a_run_that_validated_nothing_is_not_said_to_have_stood_still(tmp_path):
     assert "alidation" not in found["Try a higher learning rate"].text and "Train longer" not in found
 
 
+def test_a_run_with_nothing_held_out_is_not_said_to_have_learned_little(tmp_path):
+    metrics = METRICS | dict.fromkeys(("base_test_bpt", "adapter_test_bpt", "final_val_bpt"))
+    found = advice(tmp_path / "demo", metrics=metrics, optimizer={"learning_rate": 1e-4})
+    assert "is not known" in found["Read what both write"].text and "Try a higher learning rate" not in found
+
+
 def test_an_interval_of_twelve_documents_says_what_twelve_can_show():
     bits = {"base_test_bpt": 2.0, "adapter_test_bpt": 2.3, "test_tokens": 200}
     found = verdict(bits, interval=(-0.30, 0.91))
