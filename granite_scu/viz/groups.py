@@ -9,7 +9,7 @@ import numpy as np
 
 from granite_scu.control.units import per_cent
 from granite_scu.viz import style
-from granite_scu.viz.run_folder import Run
+from granite_scu.viz.run_folder import Run, readable
 from granite_scu.viz.words import flat, section
 
 _COMPARED = ("base", "lora", "optimizer", "prior", "data", "control", "drift", "trainer")
@@ -81,6 +81,7 @@ def group(runs: Sequence[Run]) -> list[Group]:
     found = sorted(members.values(), key=order)
     names = [_label(runs[indices[0]], settings[indices[0]], varied) for indices in found]
     families = [[k for k, indices in enumerate(found) if _controller(runs[indices[0]]) == name] for name in controllers]
+    names = _told_apart(names, [runs[indices[0]] for indices in found])
     looks = _looks(families)
     return [
         Group(_counted(name, len(indices)), tuple(runs[index] for index in indices), *looks[k])
@@ -146,6 +147,20 @@ def _label(run: Run, settings: Mapping[str, Any], varied: Iterable[str]) -> str:
     apart = [f"{_SHORT.get(name, name.split('.')[-1])} {_word(settings.get(name))}" for name in varied]
     label = ", ".join(parts + apart)
     return label if len(label) <= _LONGEST else ", ".join([*parts, run.name[:_LONGEST]])
+
+
+def _told_apart(names: Sequence[str], runs: Sequence[Run]) -> list[str]:
+    """The names, and with equal ones as much of the ends of their folders' paths as tells them apart."""
+    apart = list(names)
+    for name in {name for name in names if names.count(name) > 1}:
+        same = [k for k, each in enumerate(names) if each == name]
+        paths = [runs[k].path.resolve().parts for k in same]
+        lengths = range(1, max(map(len, paths)))
+        length = next((n for n in lengths if len({path[-n:] for path in paths}) == len(paths)), 0)
+        for k, path in zip(same, paths, strict=True):
+            shared = name.removesuffix(f", {runs[k].name[:_LONGEST]}")
+            apart[k] = f"{shared}, {readable('/'.join(path[-length:]))}"
+    return apart
 
 
 def _word(value: Any) -> str:

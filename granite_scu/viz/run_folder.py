@@ -75,7 +75,7 @@ class Run:
     @property
     def name(self) -> str:
         """The folder's own name, printable whatever it is."""
-        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in self.path.resolve().name)
+        return readable(self.path.resolve().name)
 
     @property
     def title(self) -> str:
@@ -160,6 +160,11 @@ class Run:
     def measured(self) -> bool:
         """Whether any tick has a usable measurement."""
         return bool(np.isfinite(np.concatenate([self.column("s"), self.column("data_bpt")])).any())
+
+
+def readable(name: str) -> str:
+    """A name with the codes of its characters that cannot be printed."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
 def numbers(values: list[float | None]) -> np.ndarray:

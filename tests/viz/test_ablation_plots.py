@@ -84,6 +84,22 @@ def test_runs_that_differ_in_much_go_by_their_folders_names(make, recwarn):
     assert not [str(each.message) for each in recwarn if "layout" in str(each.message)]
 
 
+@pytest.mark.parametrize(
+    ("changes", "names", "labels"),
+    [
+        ([{"data": {"path": f"{folder}/chats.jsonl"}} for folder in "ab"], ("run1", "run2"),
+         [f"pi, S* = 2 %, path chats.jsonl, run{k}" for k in (1, 2)]),
+        ([{"data": {"path": "x" * k}} for k in (50, 60)], ("x/run", "y/run"),
+         ["pi, S* = 2 %, x/run", "pi, S* = 2 %, y/run"]),
+        ([{"data": {"path": "x" * k}} for k in (50, 60)], ("r" * 40 + "1", "r" * 40 + "2"),
+         [f"pi, S* = 2 %, {'r' * 40}{k}" for k in (1, 2)]),
+    ],
+)  # fmt: skip
+def test_no_two_groups_have_the_same_name(make, tmp_path, changes, names, labels):
+    runs = [replace(make(**each), path=tmp_path / name) for each, name in zip(changes, names, strict=True)]
+    assert [each.label for each in group(runs)] == labels
+
+
 def test_of_many_runs_every_label_has_its_place_and_the_panel_its_height(make):
     groups = group([make(lora={"rank": rank}, ticks=2) for rank in range(1, 41)])
     figure = figures.plot_summary(groups)
