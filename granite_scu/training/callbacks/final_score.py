@@ -83,10 +83,16 @@ class FinalScore(L.Callback):
             shutil.rmtree(self.best.folder, ignore_errors=True)
 
     def _scores(self, trainer: L.Trainer, module: GraniteModule) -> dict:
-        """What the test text costs under the adapter, the base model and the adapter that training started from."""
+        """What the test text costs under the adapter, the base model and the adapter that training started from.
+
+        Raises:
+            Diverged: the adapter or the base model has no finite score.
+        """
         adapter = self._score_test(trainer, module, "adapter")
         with module.model.disable_adapter():
             base = self._score_test(trainer, module, "base model")
+        for what, score in (("adapter", adapter), ("base model", base)):
+            _require_finite(trainer.global_step, what, score.bits_per_token, "test")
         scores = {"base_test_bpt": base.bits_per_token, "adapter_test_bpt": adapter.bits_per_token}
         if module.start:
             with module.at_start():
@@ -155,11 +161,7 @@ class FinalScore(L.Callback):
         """
         if self.best.latest_step != trainer.global_step:
             self.best.consider(trainer, module, self._validated(trainer, module))
-        if not math.isfinite(self.best.latest):
-            raise Diverged(
-                f"step {trainer.global_step}: the adapter scores {self.best.latest} bits/token on the validation text; "
-                "lower --learning-rate, or use --precision fp32 to find the cause"
-            )
+        _require_finite(trainer.global_step, "adapter", self.best.latest, "validation")
 
     def _keep_best(self, trainer: L.Trainer, module: GraniteModule) -> None:
         """Save the adapter that validated best, and have it in the model; the last step's goes beside it."""
@@ -226,3 +228,11 @@ def stop_reason(trainer: L.Trainer, stoppers: Sequence[Any]) -> str:
     if trainer.global_step >= trainer.max_steps:
         return "max_steps"
     return next((reason for stopper in stoppers if (reason := stopper.stop_reason)), "other")
+
+
+def _require_finite(step: int, what: str, bits: float, split: str) -> None:
+    if not math.isfinite(bits):
+        raise Diverged(
+            f"step {step}: the {what} scores {bits} bits/token on the {split} text; lower --learning-rate, or use "
+            "--precision fp32 to find the cause"
+        )

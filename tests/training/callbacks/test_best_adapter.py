@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from granite_scu.config.errors import Diverged
 from granite_scu.training.callbacks.best_adapter import RECORD, BestAdapter
+from granite_scu.training.callbacks.final_score import FinalScore
 
 ADAPTER = "adapter_model.safetensors"
 
@@ -103,3 +105,13 @@ def test_a_rank_that_does_not_write_only_reads(saved, elsewhere):
     elsewhere.resume(saved.folder, write=False)
     assert (elsewhere.val_bpt, elsewhere.step) == (5.1, 20)
     assert not elsewhere.folder.exists()
+
+
+@pytest.mark.parametrize("diverged", ["adapter", "base model"])
+def test_a_score_of_the_test_text_that_is_not_finite_is_an_error(make_module, diverged):
+    final = FinalScore(None, None, None, None, None, None)
+    final._score_test = lambda trainer, module, what: SimpleNamespace(
+        bits_per_token=math.nan if what == diverged else 5.0, tokens=9
+    )
+    with pytest.raises(Diverged, match=f"the {diverged} scores nan bits/token on the test text; lower --learning-rate"):
+        final._scores(SimpleNamespace(global_step=40), make_module())
