@@ -51,12 +51,12 @@ def unsettled(run: Run) -> Unsettled | None:
 
 def bounded(run: Run) -> Unsettled | None:
     """What to do about a lambda that stood at a bound for some of the ticks; None where it did for hardly any."""
-    share = float((run.column("saturated") == 1).mean())
+    share, bound, side = _bound(run, slice(None))
     if share < _SOME or run.holds_drift:
         return None
-    seen = f"λ stood at its {_side(run)} bound, {_bound(run):g}, at {percent(share)} of the ticks"
-    if _side(run) == "upper":
-        higher = f"Give it more room with --lambda-max {100 * _bound(run):g}, or ask for a larger S."
+    seen = f"λ stood at its {side} bound, {bound:g}, at {percent(share)} of the ticks"
+    if side == "upper":
+        higher = f"Give it more room with --lambda-max {100 * bound:g}, or ask for a larger S."
         return Unsettled(f"{seen}: it could not hold the adapter back any more.", higher)
     return Unsettled(
         f"{seen}: nothing held the adapter back there.",
@@ -64,26 +64,25 @@ def bounded(run: Run) -> Unsettled | None:
     )
 
 
-def _bound(run: Run) -> float:
-    """At which lambda stood last."""
-    return float(run.column("lambda")[run.column("saturated") == 1][-1])
-
-
-def _side(run: Run) -> str:
+def _bound(run: Run, ticks: slice) -> tuple[float, float, str]:
+    """Of the bound at which lambda stood at most of the ticks: their share, its value, and which one it is."""
+    lam, there = run.column("lambda")[ticks], run.column("saturated")[ticks] == 1
     highest = section(run.settings, "control").get("lambda_max")
-    return "upper" if is_number(highest) and _bound(run) > 0.9 * highest else "lower"
+    upper = there & (lam > 0.9 * highest) if is_number(highest) else np.zeros_like(there)
+    side, there = max(("lower", there & ~upper), ("upper", upper), key=lambda each: each[1].sum())
+    return float(there.mean()), float(lam[there][-1]) if there.any() else np.nan, side
 
 
 def _at_a_bound(run: Run, later: slice) -> Unsettled | None:
     """Lambda could go no further."""
-    share = float((run.column("saturated")[later] == 1).mean())
+    share, bound, side = _bound(run, later)
     if share < _BOUND:
         return None
-    flag, other, value = ("--lambda-max", "larger", 100) if _side(run) == "upper" else ("--lambda-min", "smaller", 0.01)
+    flag, other, value = ("--lambda-max", "larger", 100) if side == "upper" else ("--lambda-min", "smaller", 0.01)
     return Unsettled(
-        f"S never settled: λ stood at a bound of {_bound(run):g} at {percent(share)} of the later ticks.",
+        f"S never settled: λ stood at a bound of {bound:g} at {percent(share)} of the later ticks.",
         f"Give it more room with a {other} {flag}.",
-        f"{flag} {value * _bound(run):g}",
+        f"{flag} {value * bound:g}",
     )
 
 

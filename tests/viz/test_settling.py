@@ -5,7 +5,7 @@ from folders import METRICS, record, settings, write_run
 
 from granite_scu.viz.report import build_report
 from granite_scu.viz.run_folder import read_run
-from granite_scu.viz.settling import unsettled
+from granite_scu.viz.settling import bounded, unsettled
 
 NEVER = METRICS | {"control": {"settling_time": None, "iae": 0.7}}
 
@@ -33,6 +33,13 @@ def found(folder, s_of=lambda k: 0.02, metrics=NEVER, epochs=None, **changes):
 def test_the_reason_and_what_to_change(tmp_path, s_of, changes, reason, flags):
     trouble = found(tmp_path / "run", s_of, **changes)
     assert reason in trouble.reason and trouble.flags == flags and trouble.remedy
+
+
+def test_of_two_bounds_the_one_is_named_at_which_lambda_stood_more_often(tmp_path):
+    history = [record(10 * k, saturated=k <= 31, **{"lambda": 1e-6 if k <= 30 else 1.0}) for k in range(1, 41)]
+    asked = settings(control={"lambda_max": 1.0, "lambda_min": 1e-6})
+    run = read_run(write_run(tmp_path / "run", history, {"controller": "pi"}, asked, metrics=METRICS))
+    assert bounded(run).reason.startswith("λ stood at its lower bound, 1e-06, at 75\N{NO-BREAK SPACE}% of the ticks")
 
 
 def test_a_setpoint_out_of_reach_has_the_words_of_the_run(tmp_path):
