@@ -11,7 +11,7 @@ from granite_scu.viz.run_folder import BAND, Run
 MAX_TICKS = 4000
 """Ticks that the report draws at most: it stays a small file, and no screen has more columns of pixels."""
 
-COLUMNS = ("s", "s_ema", "s_target", "lambda", "data_bpt", "param_bpt", "tokens_per_s", "lr", "grad_norm")
+COLUMNS = ("s", "s_ema", "s_target", "lambda", "data_bpt", "param_bpt", "tokens_per_s")
 _DECISIVE = ("s", "s_ema", "lambda", "data_bpt")
 _DRIFT = ("drift", "drift_target")
 """Columns of a run that held drift."""
@@ -45,18 +45,21 @@ def chart_data(run: Run) -> dict[str, Any]:
 
 
 def thinned(run: Run) -> np.ndarray:
-    """(kept,) indices of the ticks to draw: all, or of each stretch those where S, lambda or DataBPT is extreme."""
+    """(kept,) indices of the ticks to draw: all, or of each stretch those where S, lambda, DataBPT or held drift is
+    extreme, and the first where one of them was not measured, for the line to have a gap there."""
     ticks = len(run.history)
     if ticks <= MAX_TICKS:
         return np.arange(ticks)
-    kept = {0, ticks - 1}
-    stretches = np.array_split(np.arange(ticks), MAX_TICKS // (2 * len(_DECISIVE)) - 1)
-    for name in _DECISIVE:
+    kept, decisive = {0, ticks - 1}, (*_DECISIVE, *(_DRIFT[:1] if run.holds_drift else ()))
+    stretches = np.array_split(np.arange(ticks), MAX_TICKS // (3 * len(decisive)) - 1)
+    for name in decisive:
         values = run.column(name)
         for stretch in stretches:
-            there = stretch[np.isfinite(values[stretch])]
+            measured = np.isfinite(values[stretch])
+            there = stretch[measured]
             if there.size:
                 kept |= {int(there[values[there].argmin()]), int(there[values[there].argmax()])}
+            kept.update(stretch[~measured][:1].tolist())
     return np.array(sorted(kept))
 
 
