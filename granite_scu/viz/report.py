@@ -101,6 +101,7 @@ def _lede(run: Run) -> str:
         done = f"step {step:,} of {planned:,}" if isinstance(planned, int) else f"step {step:,}"
         signal = run.stopped.get("signal")
         ended = f"The run was stopped by {escape(str(signal))}" if signal else "The run has not come to its end"
+        ended = "The run ended in an error" if run.failure else ended
         return f'<p class="lede">{ended}: recorded up to {done}.</p>'
     found = verdict_of(run)
     lost = f'<p class="lede {found.state}">{escape(found.lost)}</p>' if found.lost else ""

@@ -55,6 +55,7 @@ class Run:
         samples: what base model and adapter made of test documents (``samples.json``); empty where there is none.
         answers: what both answered to the questions of held-out chats (``answers.json``); empty where there is none.
         elsewhere: what both answered to general questions (``elsewhere.json``); empty where there is none.
+        failure: the error that its log ends with; empty where it ends otherwise.
     """
 
     path: Path
@@ -71,6 +72,7 @@ class Run:
     answers: dict[str, Any] = field(default_factory=dict)
     elsewhere: dict[str, Any] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
+    failure: str = ""
 
     @property
     def name(self) -> str:
@@ -131,7 +133,7 @@ class Run:
     @property
     def _validated_drift(self) -> tuple[tuple[int, float, float], ...]:
         steps, drifts = (self.column(name) for name in ("step", "drift"))
-        latest = [(step, drifts[steps <= step], bits) for step, bits in self.validations]
+        latest = [(step, drifts[steps <= step], bits) for step, bits in self.validations if math.isfinite(bits)]
         return tuple((step, float(of[-1]), bits) for step, of, bits in latest if of.size and math.isfinite(of[-1]))
 
     @property
@@ -154,6 +156,9 @@ class Run:
         share, bits = self.kept_drift, self.metrics.get("best_val_bpt")
         if self.validates_drift and share is not None and isinstance(bits, float):
             return [(share, bits)]
+        scale = self.metrics["drift"].get("scale") if share is not None else None
+        if isinstance(scale, float) and scale < 1:  # the path is of the adapter as it was before that
+            return []
         return [place[1:] for place in self.drift_path if place[0] == self.kept_step]
 
     @property
@@ -192,9 +197,9 @@ def read_run(path: str | Path) -> Run:
     config, metrics, settings, evaluation = (read_if_there(folder / name) for name in names)
     shown = (read_if_there(folder / name) for name in (STOPPED, SAMPLES, ANSWERS, ELSEWHERE))
     validations = read_validations(folder, metrics)
-    warnings, chosen = _read_log(folder)
+    warnings, *told = _read_log(folder)
     return Run(
-        folder, tuple(history), config, metrics, finished, settings, validations, warnings, evaluation, *shown, chosen
+        folder, tuple(history), config, metrics, finished, settings, validations, warnings, evaluation, *shown, *told
     )
 
 
@@ -245,8 +250,8 @@ _NOTE, _CHOSEN = "note: ", "chosen: "
 """How the log begins what a run says of its settings."""
 
 
-def _read_log(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Warnings and notes, and what was chosen; what a resumed run said again, once."""
+def _read_log(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """Warnings and notes, and what was chosen; what a resumed run said again, once. And the error that it ends with."""
     files = [folder / name for name in LOG_FILES.values() if (folder / name).is_file()]
     text = "".join(_content(file).decode(errors="replace") for file in files)
     entries = list(_ENTRY.finditer(text))
@@ -254,7 +259,8 @@ def _read_log(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     said = [(entry["level"], text[entry.end() : end].strip()) for entry, end in zip(entries, ends, strict=True)]
     warnings = [words.removeprefix(_NOTE) for level, words in said if level in _LEVELS or words.startswith(_NOTE)]
     chosen = [words.removeprefix(_CHOSEN) for _, words in said if words.startswith(_CHOSEN)]
-    return tuple(dict.fromkeys(warnings)), tuple(dict.fromkeys(chosen))
+    failure = said[-1][1] if said and said[-1][0] == "ERROR" else ""
+    return tuple(dict.fromkeys(warnings)), tuple(dict.fromkeys(chosen)), failure
 
 
 def _is_record(value: Any) -> bool:

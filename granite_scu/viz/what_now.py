@@ -366,16 +366,22 @@ def verdict_of(run: Run) -> Verdict:
 
 def place(run: Run) -> str:
     """The run folder as a command names it: as the user named it, or its name where that was a path from the root."""
-    asked = section(run.settings, "run").get("output_dir")
-    if not isinstance(asked, str) or asked.startswith("~") or Path(asked).name != run.name:
+    asked = _asked(run)
+    if not asked or asked.startswith("~") or Path(asked).name != run.name:
         return run.name
     return run.name if PurePosixPath(asked).is_absolute() or PureWindowsPath(asked).is_absolute() else asked
+
+
+def _asked(run: Run) -> str:
+    """The folder that was asked for, without a slash at its end; empty where nobody knows."""
+    asked = section(run.settings, "run").get("output_dir")
+    return asked.rstrip("/\\") if isinstance(asked, str) else ""
 
 
 def where(run: Run) -> str:
     """In which folder the commands are to be given, a sentence."""
     there = "Give the commands in the folder where the run was started"
-    if section(run.settings, "run").get("output_dir") == place(run):
+    if _asked(run) == place(run):
         return f"{there}."
     return f"{there}, with the path of the run folder in place of {place(run)}."
 
@@ -383,6 +389,14 @@ def where(run: Run) -> str:
 def _go_on(run: Run) -> Advice:
     """A run that has not come to its end."""
     command = f"granite-scu train --output-dir {_quoted(run)} --resume-from-checkpoint last"
+    failed = f"It ended in an error: {run.failure}."
+    if "lower --learning-rate" in run.failure and (rate := _rate(run)):
+        again = _again(run, f"--learning-rate {short(rate / 3)}")
+        return Advice("Start again with a lower learning rate", failed, again)
+    if run.failure and run.has_checkpoint:
+        return Advice("Continue the run", f"{failed} Its last checkpoint is the place to start.", command)
+    if run.failure:
+        return Advice("Start the run again", f"{failed} It had no checkpoint yet.", _again(run, ""))
     if run.stopped:
         signal, step = run.stopped.get("signal"), run.stopped.get("step")
         who = {"SIGINT": " (Ctrl-C)"}.get(str(signal), "")

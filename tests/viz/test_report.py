@@ -245,6 +245,19 @@ def test_without_validations_the_path_is_of_the_ticks(tmp_path):
     assert [step for step, *_ in read_run(ended).drift_path] == [100, 400], "the last validation has no row"
 
 
+def test_of_a_run_that_was_scaled_and_validated_nothing_no_place_on_the_path_is_that_of_the_adapter(tmp_path):
+    for scale, there in ((1.0, True), (0.5, False)):
+        metrics = METRICS | {"final_val_bpt": None, "drift": {"budget": 0.02, "share": 0.02, "scale": scale}}
+        folder = write_run(tmp_path / f"run-{scale}", holding(), {"controller": "pi"}, settings(), metrics=metrics)
+        assert bool(read_run(folder).kept_places) == there
+
+
+def test_a_validation_that_is_no_number_is_no_place_on_the_path(held):
+    write_csv(held / "logs" / "csv" / "metrics.csv", [(100, 6.1), (200, "nan"), (300, 5.92)])
+    charts = {each["name"]: each for each in page(held).data["charts"]}
+    assert [step for step, *_ in charts["learned"]["path"]] == [100, 300, 400]
+
+
 def test_what_was_not_measured_is_said_and_not_shown(tmp_path):
     """A run that held nothing out and asked no questions; as it writes its summary."""
     metrics = METRICS | dict.fromkeys(("base_test_bpt", "adapter_test_bpt", "final_val_bpt", "best_val_step"))
@@ -277,11 +290,14 @@ def test_a_long_run_is_thinned_to_its_extremes_and_stays_small(tmp_path):
     ticks = 20_000
     history = [record(k + 1, s=0.02 + 1e-9 * k, **{"lambda": 1 + 1e-6 * k}) for k in range(ticks)]
     history[11_234]["s"], history[14_235]["lambda"], history[7]["s"] = 0.9, 1e-4, None
+    for each in history:
+        each |= {"drift": 0.02, "drift_target": 0.02}
+    history[15_236]["drift"] = 0.5
     folder = tmp_path / "run"
     write_run(folder, history, {}, settings())
     run = read_run(folder)
     kept = thinned(run)
-    assert {0, 11_234, 14_235, ticks - 1} <= set(kept.tolist()) and len(kept) <= MAX_TICKS
+    assert {0, 7, 11_234, 14_235, 15_236, ticks - 1} <= set(kept.tolist()) and len(kept) <= MAX_TICKS
     assert np.diff(kept).max() < 100, "no stretch is left out"
     source = build_report(run)
     assert len(source.encode()) < 1_000_000

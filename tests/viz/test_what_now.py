@@ -6,6 +6,7 @@ import pytest
 from folders import METRICS, holding, record, rising, settings, write_run
 
 from granite_scu.evaluation.answer_score import wilson
+from granite_scu.storage.run_folder import LOG_FILES
 from granite_scu.viz.run_folder import read_run
 from granite_scu.viz.what_now import place, verdict, what_now, where, which_adapter
 
@@ -285,6 +286,23 @@ def test_a_run_that_was_cut_off_goes_on_from_its_last_checkpoint_if_it_has_one(t
     assert only.command.endswith("--resume-from-checkpoint last")
 
 
+def test_a_run_that_ended_in_an_error_has_that_and_one_that_diverged_a_lower_rate(tmp_path):
+    advice(tmp_path / "demo", metrics=None)
+    log = tmp_path / "demo" / LOG_FILES["cpu"]
+    log.write_text("2026-01-01 00:00:00,000 ERROR step 3: nan; lower --learning-rate, or use --precision fp32\n")
+    (only,) = what_now(read_run(tmp_path / "demo"))
+    assert only.text == "It ended in an error: step 3: nan; lower --learning-rate, or use --precision fp32."
+    assert only.command.endswith("--output-dir runs/demo-2 --learning-rate 3e-4")
+    with log.open("a") as file:
+        file.write("2026-01-01 00:00:01,000 INFO step 4\n")
+    assert what_now(read_run(tmp_path / "demo"))[0].text.startswith("It was cut off"), "it was continued"
+    with log.open("a") as file:
+        file.write("2026-01-01 00:00:01,000 ERROR a worker is gone\n")
+    assert "an error: a worker is gone. It had no" in what_now(read_run(tmp_path / "demo"))[0].text
+    (tmp_path / "demo" / "checkpoint-100").mkdir()
+    assert what_now(read_run(tmp_path / "demo"))[0].title == "Continue the run"
+
+
 def test_a_setpoint_that_was_not_held_is_among_what_to_do(tmp_path):
     low = [record(10 * k, s_ema=0.01) for k in range(1, 41)]
     control = {"settling_time": None, "iae": 0.7}
@@ -294,7 +312,11 @@ def test_a_setpoint_that_was_not_held_is_among_what_to_do(tmp_path):
 
 def test_a_folder_is_named_as_it_was_asked_for_unless_by_a_path_from_the_root(tmp_path):
     for number, (asked, named, ends) in enumerate(
-        [("out/{}", "out/{}", "started."), ("/home/me/{}", "{}", "with the path of the run folder in place of run-1.")]
+        [
+            ("out/{}", "out/{}", "started."),
+            ("out/{}/", "out/{}", "started."),
+            ("/home/me/{}", "{}", "with the path of the run folder in place of run-2."),
+        ]
     ):
         name = f"run-{number}"
         folder = write_run(tmp_path / name, [record(10)], {}, settings(run={"output_dir": asked.format(name)}))
