@@ -157,7 +157,7 @@ class Run:
         if self.validates_drift and share is not None and isinstance(bits, float):
             return [(share, bits)]
         scale = self.metrics["drift"].get("scale") if share is not None else None
-        if isinstance(scale, float) and scale < 1:  # the path is of the adapter as it was before that
+        if isinstance(scale, float) and scale < 1:  # the path is of the adapter before that
             return []
         return [place[1:] for place in self.drift_path if place[0] == self.kept_step]
 
