@@ -31,6 +31,14 @@ class Adapter:
         _check_together(self.factors)
         self.origin: list[Tensor] | None = None
 
+    def check_scaled(self) -> None:
+        """Raise ValueError where A and B cannot be multiplied by what is hardly less than 1 after each step."""
+        if not all(factor.requires_grad and factor.dtype.itemsize >= 4 for factor in self.factors):
+            raise ValueError(
+                'actuator="decoupled": scales A and B in fp32, and of this adapter some are frozen or narrower, where '
+                'rounding takes the change; use actuator="loss", or an adapter in fp32'
+            )
+
     def start_here(self) -> None:
         """Training begins now. Where the adapter is not zero, S measures how far training moves it from here."""
         # PEFT begins with B = 0 on linear layers, and with A = 0 on embeddings.

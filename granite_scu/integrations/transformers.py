@@ -166,6 +166,8 @@ class ShannonCallback(TrainerCallback, ExportableState):
         _check_order(args, state, type(self).__name__)
         _check_loss(model)
         adapter = Adapter(model)
+        if self._config.actuator == "decoupled":
+            adapter.check_scaled()
         saved = self._saved(state)
         n_tokens = self._prior.n_tokens or saved.get("n_tokens") or count_supervised(train_dataloader)
         if saved:
@@ -340,6 +342,8 @@ class ShannonCallback(TrainerCallback, ExportableState):
         tokenizer = getattr(processing_class, "tokenizer", processing_class)
         if tokenizer is None:
             raise ValueError("max_drift: general text takes the tokenizer; give the trainer processing_class=tokenizer")
+        if args.neftune_noise_alpha:
+            raise ValueError("max_drift: NEFTune's noise would count as drift; leave neftune_noise_alpha out")
         if args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             raise ValueError("max_drift: reentrant checkpointing lets no gradient through but the trainer's; set "
                              'gradient_checkpointing_kwargs={"use_reentrant": False}')  # fmt: skip

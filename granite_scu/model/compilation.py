@@ -155,17 +155,20 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """The model's dropout off, that of attention's weights too, for as long as the context lasts."""
+    """The model's dropout off for as long as the context lasts, that without a layer too, of which a module or the
+    configuration has the share: as ``attention_dropout``, in OPT as ``dropout``, in Falcon as ``hidden_dropout``."""
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Dropout) and layer.training]
-    shares = [(layer, layer.attention_dropout) for layer in model.modules() if getattr(layer, "attention_dropout", 0)]
+    owners = [*model.modules(), getattr(model, "config", None)]
+    shares = [(owner, name, share) for owner in owners for name, share in getattr(owner, "__dict__", {}).items()
+              if name.endswith("dropout") and isinstance(share, float) and share]  # fmt: skip
     for layer in layers:
         layer.eval()
-    for layer, _ in shares:
-        layer.attention_dropout = 0.0
+    for owner, name, _ in shares:
+        setattr(owner, name, 0.0)
     try:
         yield
     finally:
         for layer in layers:
             layer.train()
-        for layer, share in shares:
-            layer.attention_dropout = share
+        for owner, name, share in shares:
+            setattr(owner, name, share)

@@ -74,7 +74,12 @@ def _as_peft_has_them(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 @contextmanager
 def exact_products() -> Iterator[None]:
     """Products and convolutions of fp32 in fp32, where a run takes those of its model in TF32."""
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # as transformers does, who trains has set the newer switches, which hide the older ones
+        with _exact_by_newer_switches():
+            yield
+        return
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     try:
@@ -82,6 +87,19 @@ def exact_products() -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(products)
         torch.backends.cudnn.allow_tf32 = convolutions
+
+
+@contextmanager
+def _exact_by_newer_switches() -> Iterator[None]:
+    switches = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = [switch.fp32_precision for switch in switches]
+    for switch in switches:
+        switch.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = precision
 
 
 @exact_products()

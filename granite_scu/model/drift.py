@@ -303,7 +303,8 @@ class GeneralPart:
         trained, number = self._trained, step % len(self._batches)
         unit, factors, tokens = trained.unit(), trained.factors, self._batches[number].tokens
         with without_dropout(trained.language_model), not_compiled(), torch.enable_grad(), trained.precision():
-            gradients = torch.autograd.grad(self._nats(number) * unit, factors)
+            # Zero for an adapter that text does not reach, such as that of images.
+            gradients = torch.autograd.grad(self._nats(number) * unit, factors, materialize_grads=True)
         flat = torch.cat([gradient.flatten() for gradient in gradients]) / (unit * tokens)
         parts = trained.reduce(flat).split([factor.numel() for factor in factors])
         return [part.view_as(factor) for part, factor in zip(parts, factors, strict=True)]

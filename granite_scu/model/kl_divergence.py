@@ -22,10 +22,12 @@ def summed_kl_of(adapted: Tensor, reference: Tensor) -> Tensor:
 
 def has_plain_head(model: nn.Module, input_ids: Tensor) -> bool:
     """Whether the logits of these tokens are hidden @ head.T / logits_scaling to the bit, so that hidden states do."""
+    head, scaling = model.get_output_embeddings(), getattr(model.config, "logits_scaling", 1.0)
+    if hasattr(head, "base_layer"):  # with an adapter, which its weight lacks
+        return False
     if model.config.model_type in CHUNKED_TYPES:
         return True
     with torch.no_grad():
-        head, scaling = model.get_output_embeddings(), getattr(model.config, "logits_scaling", 1.0)
         expected = model(input_ids=input_ids, use_cache=False).logits
         without_bias = getattr(head, "bias", None) is None  # only its weight is read
         return without_bias and torch.equal(head(hidden_states(model, input_ids)) / scaling, expected)

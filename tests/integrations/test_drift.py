@@ -43,10 +43,10 @@ def held(base, text, tokenizer, examples, trainer, ticks, tmp_path):
     """Trains the dense model under the callback; returns the trainer, and its ticks."""
     text.write(tmp_path / "text.jsonl", tokenizer)
 
-    def run(resume=None, max_drift=BUDGET, steps=STEPS, every=None, **settings):
+    def run(resume=None, max_drift=BUDGET, steps=STEPS, every=None, targets="all-linear", **settings):
         torch.manual_seed(0)
         model = get_peft_model(
-            AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
+            AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=4, lora_alpha=8, target_modules=targets)
         )
         own = {
             "control_every": EVERY,
@@ -123,6 +123,11 @@ def test_a_resumed_run_holds_on_to_the_same_lambda(held, tmp_path):
         held(resume=place, max_drift=None, general_data="auto", target_s=0.1)
 
 
+def test_an_adapter_of_the_head_drifts_too(held):
+    made, _ = held(targets=["lm_head"])
+    assert next(each["scu/drift_held_out"] for each in made.state.log_history if "scu/drift_held_out" in each) > 0
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -145,6 +150,7 @@ def test_what_the_run_lacks_is_said_before_the_first_step(examples, adapted, tra
         (None, {}, "processing_class"),
         (tokenizer, {}, "max_drift: .*control_every"),
         (tokenizer, reentrant, "max_drift: reentrant"),
+        (tokenizer, {"neftune_noise_alpha": 5.0}, "max_drift: NEFTune"),
     ):
         run = trainer(adapted(), examples(4), ShannonCallback(max_drift=0.02, n_tokens=N), tokenizer=given, **more)
         with pytest.raises(ValueError, match=words):

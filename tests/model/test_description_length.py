@@ -256,3 +256,22 @@ def test_s_and_lambda_are_exact_where_a_run_takes_tf32(monkeypatch):
     finally:
         torch.set_float32_matmul_precision("highest")
     assert set(taken) == {"highest"} and len(taken) >= 4
+
+
+def test_s_is_exact_under_the_newer_switch_of_transformers_too(monkeypatch):
+    taken, product, switches = set(), torch.Tensor.__matmul__, (torch.backends.cuda.matmul, torch.backends)
+
+    def watched(self, other):
+        taken.add(torch.backends.cuda.matmul.fp32_precision)
+        return product(self, other)
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
+    before = [switch.fp32_precision for switch in switches]
+    for switch in switches:
+        switch.fp32_precision = "tf32"  # as TrainingArguments(tf32=True) does
+    try:
+        layer_npt([LowRankUpdate(torch.ones(2, 3), torch.ones(4, 2), 1.0)], 0.02, 10)
+        assert taken == {"ieee"} and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = precision

@@ -1,5 +1,6 @@
 """Checkpoints every so many optimizer steps, of which the last few are kept."""
 
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -38,6 +39,7 @@ class Checkpoints(L.Callback):
         self.folder, self.save_steps, self.eval_steps, self.keep = folder, save_steps, eval_steps, keep
         self.stopwatch, self.settings = stopwatch, settings or {}
         self._saved = 0
+        self._elsewhere = False  # what it continues from is in another run's folder
         self._validated = 0  # the last step that was
         self._owed = False
         self.ended = False
@@ -45,6 +47,8 @@ class Checkpoints(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._saved = trainer.global_step
+        continued = trainer.ckpt_path
+        self._elsewhere = bool(continued) and Path(str(continued)).resolve().parent != self.folder.path.resolve()
         if self._owed and trainer.global_step < trainer.max_steps:
             # Lightning takes a validation that was due at the checkpoint's step for done.
             trainer.validating = True
@@ -69,14 +73,14 @@ class Checkpoints(L.Callback):
 
     def save(self, trainer: L.Trainer) -> None:
         """Have a checkpoint of this step, and drop what is more than ``keep``."""
-        if trainer.global_step == self._saved:
+        if trainer.global_step == self._saved and not self._elsewhere:
             return
         if trainer.is_global_zero:
             self.folder.sync_history()
         trainer.save_checkpoint(self.folder.path / f"checkpoint-{trainer.global_step}")
         if trainer.is_global_zero:
             checkpoint_list.prune(self.folder, self.keep)
-        self._saved = trainer.global_step
+        self._saved, self._elsewhere = trainer.global_step, False
 
     def _save_between_steps(self, trainer: L.Trainer) -> None:
         self.stopwatch.stop()

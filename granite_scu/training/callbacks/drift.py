@@ -123,7 +123,8 @@ class DriftMeter(L.Callback):
         Returns:
             among others ``bound``: "upper", where lambda was at that at the last tick; "lower", where it was at that
             all through the second half of the run, so that the budget bound nothing there; else null. ``scale`` is
-            what the kept adapter's update was multiplied by.
+            what the kept adapter's update was multiplied by; below 1 the same text has told it, and ``share`` is near
+            the budget by that.
         """
         last = history[-1] if history else {}
         within = self.holds(found)

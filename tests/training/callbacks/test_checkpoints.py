@@ -1,5 +1,7 @@
 """When a checkpoint is saved, and when not."""
 
+from contextlib import nullcontext
+
 import lightning as L
 import pytest
 from torch.utils.data import DataLoader
@@ -64,6 +66,28 @@ def test_a_validation_that_a_signal_cut_is_made_up_for_from_its_first_batch(
         train(Cut())
     train(Watch(), ckpt_path=folder.path / "checkpoint-2")
     assert seen == [(step, index) for step in (2, 4) for index in range(3)]
+
+
+def test_a_run_that_continues_anothers_checkpoint_has_its_own_of_the_same_step(
+    make_module, make_batches, fit, tmp_path
+):
+    """That is what it names where it is stopped before its first step."""
+    saving, places = [], [tmp_path / "first" / "checkpoint-1", tmp_path / "second" / "checkpoint-1"]
+
+    class Stop(L.Callback):
+        def on_train_start(self, trainer, module):
+            if trainer.global_step:
+                saving[-1].save(trainer)
+                raise Stopped("", 143)
+
+    for place, before in zip(places, (None, places[0]), strict=True):
+        folder, module = RunFolder(place.parent), make_module()
+        folder.make()
+        saving.append(Checkpoints(folder, save_steps=1, eval_steps=None, keep=1, stopwatch=Stopwatch()))
+        settings = {"plugins": [AdapterCheckpointIO(module)], "callbacks": [saving[-1], Stop()]}
+        with nullcontext() if before is None else pytest.raises(Stopped):
+            fit(module, make_batches(1), max_steps=1 + bool(before), ckpt_path=before, **settings)
+    assert all(place.is_dir() for place in places)
 
 
 def test_a_run_that_had_stopped_itself_goes_on_with_other_settings_alone():
