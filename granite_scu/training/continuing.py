@@ -9,6 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
+from granite_scu.config.untrusted_input import printable
 from granite_scu.control import CONTROLLERS
 from granite_scu.model import base_digest
 from granite_scu.storage import manifest
@@ -41,7 +42,7 @@ def check_continued(run: PreparedRun, resume: Resume) -> None:
         build_module(run).require_same_settings(resume.state, run.size.trained)
         check_resumable(run, resume)
         _warn_of_changes(resume, run.course)
-        _warn_of_newer(resume)
+        _warn_of_versions(resume)
 
 
 def check_resumable(run: PreparedRun, resume: Resume) -> None:
@@ -119,9 +120,15 @@ def _recorded(resume: Resume) -> dict[str, Any]:
     return read_if_there(resume.path.parent / TRAINING_CONFIG)
 
 
-def _warn_of_newer(resume: Resume) -> None:
-    """Say that the run was made by a newer version, some of whose settings this one may not have."""
-    made_by, ours = (found.get("granite-scu") for found in (_recorded(resume).get("versions") or {}, versions()))
+def _warn_of_versions(resume: Resume) -> None:
+    """Say that the run was made by a newer version, some of whose settings this one may not have, or computed by other
+    versions of what it is made with, whose record this run's takes the place of."""
+    before, now = _recorded(resume).get("versions") or {}, versions()
+    others = [name for name in ("torch", "transformers", "peft") if before.get(name, now[name]) != now[name]]
+    if others:
+        named = ", ".join(f"{name} {printable(str(before[name]))} -> {now[name]}" for name in others)
+        log.warning("other versions than the run had: %s; the result may differ", named)
+    made_by, ours = before.get("granite-scu"), now["granite-scu"]
     with suppress(InvalidVersion, TypeError):  # a stranger's
         if made_by and Version(made_by) > Version(str(ours)):
             log.warning(

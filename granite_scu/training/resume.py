@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
@@ -131,9 +133,13 @@ def _measures_precision(request: Request, before: dict[str, Any]) -> bool:
     return here == before.get("device") == "cpu" and (chosen != "bf16-mixed" or detection.detect(here).supports_bf16)
 
 
+_OF_A_DEVICE: Any = getattr(torch, "AcceleratorError", ())
+"""A GPU's own fault, since PyTorch 2.8."""
+
+
 @contextmanager
 def attribute_errors_to_checkpoint(
-    resume: Resume | None, has_begun: Callable[[], bool] = lambda: False
+    resume: Resume | None, has_begun: Callable[[], bool] | None = None
 ) -> Iterator[None]:
     """Name the checkpoint where its state lets a run fail before that has begun.
 
@@ -141,7 +147,7 @@ def attribute_errors_to_checkpoint(
 
     Args:
         resume: the checkpoint, if there is one.
-        has_begun: whether what fails now has another cause.
+        has_begun: whether what fails now has another cause; where all is at work, and not the state alone looked at.
 
     Raises:
         UserError: in the place of an error that nobody has worded.
@@ -149,12 +155,14 @@ def attribute_errors_to_checkpoint(
     try:
         yield
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        if resume is None or has_begun() or ran_out(error):
+        if resume is None or (has_begun and has_begun()) or ran_out(error) or isinstance(error, _OF_A_DEVICE):
             raise
         words = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
-        raise UserError(
-            f"--resume-from-checkpoint {resume.path}: its state is corrupt ({words}); name another"
-        ) from error
+        said = f"its state is corrupt ({words}); name another" if has_begun is None else (
+            f"failed before its first step ({words}); if another checkpoint fails alike, its state is not the cause; "
+            "--debug shows where"
+        )  # fmt: skip
+        raise UserError(f"--resume-from-checkpoint {resume.path}: {said}") from error
 
 
 def settings_that_affect_numbers(

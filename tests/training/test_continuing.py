@@ -1,15 +1,32 @@
 """What a checkpoint of other blocks is refused with."""
 
+import json
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.training.continuing import _warn_of_changes, check_blocks, check_resumable
-from granite_scu.training.resume import TEXT, VALIDATED, Resume, with_checkpoint_settings
+from granite_scu.training.continuing import _warn_of_changes, _warn_of_versions, check_blocks, check_resumable
+from granite_scu.training.resume import (
+    TEXT,
+    VALIDATED,
+    Resume,
+    attribute_errors_to_checkpoint,
+    with_checkpoint_settings,
+)
+
+
+def test_what_fails_before_the_first_step_may_have_another_cause_than_the_checkpoint():
+    resume = Resume(Path("run/checkpoint-4"), {}, in_place=True)
+    message = r"failed before its first step \(RuntimeError: mine\); if another checkpoint fails alike"
+    with pytest.raises(UserError, match=message), attribute_errors_to_checkpoint(resume, lambda: False):
+        raise RuntimeError("mine")
+    with pytest.raises(torch.AcceleratorError), attribute_errors_to_checkpoint(resume, lambda: False):
+        raise torch.AcceleratorError("an illegal memory access", 700)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +63,14 @@ def test_what_an_earlier_version_has_not_recorded_is_not_said_to_have_changed(ca
     assert not caplog.text
     _warn_of_changes(resume, {"--seed": 2, VALIDATED: 50})
     assert "changed since the checkpoint: --seed 1 -> 2;" in caplog.text
+
+
+def test_other_versions_than_the_runs_are_named(caplog, tmp_path):
+    resume = Resume(tmp_path / "checkpoint-4", {}, in_place=True)
+    for before, said in ((torch.__version__, False), ("2.0.0", True)):
+        (tmp_path / "training_config.json").write_text(json.dumps({"versions": {"torch": before}}))
+        _warn_of_versions(resume)
+        assert (f"torch {before} -> {torch.__version__}" in caplog.text) is said
 
 
 def test_a_run_that_continues_looks_for_no_batch_but_keeps_the_one_that_was_found():
