@@ -84,6 +84,7 @@ def assemble(
     trainer = build_trainer(
         run.request.trainer,
         run.machine,
+        folder=run.folder.path,
         steps=run.length.steps,
         eval_steps=run.validation_interval,
         callbacks=[each for each in (*stoppers, *measuring, *keeping, final, asking) if each],

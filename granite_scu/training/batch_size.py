@@ -119,6 +119,7 @@ def _short_training(run: PreparedRun) -> None:
             trainer = build_trainer(
                 settings,
                 run.machine,
+                folder=run.folder.path,
                 steps=STEPS,
                 eval_steps=STEPS,
                 callbacks=callbacks,

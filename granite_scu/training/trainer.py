@@ -110,6 +110,7 @@ def build_trainer(
     asked: TrainerConfig,
     machine: Machine,
     *,
+    folder: Path,
     steps: int,
     eval_steps: int | None,
     callbacks: list,
@@ -121,6 +122,7 @@ def build_trainer(
     Args:
         asked: of it; its ``max_time`` is a ``TimeLimit`` among the callbacks.
         machine: devices, processes and precision.
+        folder: of the run.
         steps: optimizer steps of the run.
         eval_steps: optimizer steps between validations; None never validates.
         callbacks: ours, in order; the user's follow.
@@ -135,6 +137,7 @@ def build_trainer(
     several = kind(**{OVERWRITES: False}, timeout=LOST_AFTER) if machine.world_size > 1 else "auto"
     settings = vars(asked) | {
         "max_time": None,
+        "default_root_dir": folder,  # under SLURM Lightning continues from a hpc_ckpt_1.ckpt that it finds there
         # cuDNN's search for the fastest convolution, which may be another one in the next run.
         "benchmark": machine.accelerator == "cuda" and not asked.deterministic,
         "accelerator": machine.accelerator,

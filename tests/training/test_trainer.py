@@ -19,14 +19,19 @@ from granite_scu.model.drift import loss_in_budget
 from granite_scu.training.trainer import OwnPatience, _lost, build_trainer, given_objects
 
 
-def test_a_single_task_of_slurms_starts_the_others_itself(monkeypatch, group_of_one):
+def test_a_single_task_of_slurms_starts_the_others_itself(monkeypatch, group_of_one, tmp_path):
+    """And continues from no checkpoint that Lightning finds in the working folder."""
+    (tmp_path / "hpc_ckpt_1.ckpt").touch()
+    monkeypatch.chdir(tmp_path)
     task = {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_JOB_NAME": "me"}
     for name, value in task.items():
         monkeypatch.setenv(name, value)
     two = SimpleNamespace(sharded=False, world_size=2, accelerator="cpu", devices=2, nodes=1, precision="32-true")
     given = {"steps": 1, "eval_steps": None, "callbacks": [], "loggers": [], "plugin": TorchCheckpointIO()}
+    given["folder"] = tmp_path / "run"
     trainer = build_trainer(TrainerConfig(), two, **given)
     assert trainer.world_size == 2 and trainer.strategy.launcher is not None
+    assert trainer._checkpoint_connector._hpc_resume_path is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of a name that PyTorch has given up
         assert not DistributedDataParallel(torch.nn.Linear(1, 1), **trainer.strategy._ddp_kwargs).broadcast_buffers

@@ -15,7 +15,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from granite_scu.config.errors import INTERRUPTED, TERMINATED, Stopped
 from granite_scu.data.workers import end_loaders
@@ -70,7 +69,7 @@ class GracefulStop(L.Callback):
             self._hosts = torch.distributed.new_group(backend="gloo", timeout=LOST_AFTER)
         if threading.current_thread() is not threading.main_thread():  # no other thread may say what signals do
             return
-        handled = [signal.SIGINT, signal.SIGTERM, *([REQUEUE] if REQUEUE and SLURMEnvironment.detect() else [])]
+        handled = [signal.SIGINT, signal.SIGTERM, *([REQUEUE] if REQUEUE and "SLURM_JOB_ID" in os.environ else [])]
         handled += [number for number in LOST if signal.getsignal(number) is not signal.SIG_IGN]
         self._previous = {number: signal.signal(number, self._note) for number in handled}
 

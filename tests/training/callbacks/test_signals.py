@@ -32,6 +32,17 @@ def test_on_a_terminal_the_first_interrupt_says_what_a_second_one_does(tmp_path,
     os.close(terminal)
 
 
+def test_a_job_of_slurms_without_a_number_of_tasks_saves_before_its_end(tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    stop = GracefulStop(RunFolder(tmp_path), save=lambda trainer: None, resume_command="")
+    stop.on_fit_start(SimpleNamespace(world_size=1), module=None)
+    try:
+        assert signal.getsignal(signals.REQUEUE) == stop._note
+    finally:
+        stop.on_exception(None, None, KeyboardInterrupt())
+
+
 def test_a_run_in_a_thread_leaves_signals_to_the_program_that_it_is_in(tmp_path):
     stop = GracefulStop(RunFolder(tmp_path), save=lambda trainer: None, resume_command="")
     before = signal.getsignal(signal.SIGTERM)
