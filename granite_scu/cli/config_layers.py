@@ -17,6 +17,7 @@ import yaml
 from granite_scu.cli.yaml_files import checked, leaves, line_of, parse, read, without_removed_settings
 from granite_scu.config import flags, settings, shipped
 from granite_scu.config.errors import UserError
+from granite_scu.config.launcher import launched_processes
 from granite_scu.config.request import Request
 from granite_scu.hardware import presets
 
@@ -112,6 +113,8 @@ class Layers:
         """The value that won, by dotted key."""
         found = {key: value for layer in (*self.below, *self.above) for key, value in layer.values.items()}
         if str(found.get(SEED)).lower() == "true":  # one drawn at random, for all processes that Lightning starts
+            if launched_processes() is not None and "PL_GLOBAL_SEED" not in os.environ:
+                raise UserError("--seed true: each process of a launcher's would draw another seed; give a number")
             found[SEED] = int(os.environ.setdefault("PL_GLOBAL_SEED", str(secrets.randbelow(2**32))))
         return found
 

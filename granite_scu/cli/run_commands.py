@@ -2,6 +2,7 @@
 
 from granite_scu.cli import exit_codes, script_flags, validate
 from granite_scu.cli.argument_parser import Parser
+from granite_scu.config.errors import UserError
 from granite_scu.config.flags import COMMONEST, OF_SCORING
 
 ABOUT = {
@@ -62,6 +63,8 @@ def _run(arguments: list[str], name: str) -> int:
     given = [*arguments, *_FLAG.get(command, [])]
     layers, options = script_flags.translate(given, build_parser(name), command in DOTTED)
     asked = vars(options)
+    if "json" in asked and not {"check_requirements", "dry_run"} & asked.keys():
+        raise UserError("--json: a run prints no JSON; leave it out, or ask by plan or check")
     with layers.named():
         if "check_requirements" not in asked:
             validate.refuse(layers, writes=command not in ("validate", "test"), opens="print_config" not in asked)

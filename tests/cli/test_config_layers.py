@@ -171,6 +171,13 @@ def test_a_slip_in_the_users_own_file_is_no_default_of_an_earlier_version(tmp_pa
     assert refusal(script, "--config", str(path)) == line
 
 
+def test_a_seed_drawn_at_random_would_be_another_in_each_process_of_a_launchers(monkeypatch):
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+    assert "each process of a launcher's would draw another" in refusal(script, "--test-run", "--seed_everything=true")
+
+
 def test_a_pipe_is_read_once(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

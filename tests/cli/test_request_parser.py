@@ -140,3 +140,7 @@ def test_of_several_files_the_one_that_counts_is_named_and_none_where_a_flag_cou
     files = ("--config", first, "--config", second)
     assert f"--control.kp -1.0 (in {second}): must" in refusal(capsys, "fit", *files)
     assert "--control.kp -2.0: must" in refusal(capsys, "fit", *files, "--control.kp=-2")
+
+
+def test_json_of_a_run_is_refused_and_not_ignored(capsys):
+    assert "--json: a run prints no JSON" in refusal(capsys, "train", "--test-run", "--json")
