@@ -1,5 +1,6 @@
 """The way in from Python, for notebooks and scripts: ``prepare`` and ``train`` as the command has them."""
 
+import json
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from granite_scu.cli import exit_codes, script_flags, validate
 from granite_scu.cli.console import make_console, quiet
-from granite_scu.cli.train import carry_out
+from granite_scu.cli.train import carry_out, own_code
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import KEYS, in_python
 from granite_scu.config.request import Request
@@ -119,9 +120,9 @@ def train(run: PreparedRun) -> Result | None:
         Stopped: it was interrupted; everything up to the last step is saved.
     """
     with logged_from_here():
-        law = run.request.control.controller
-        own = f', controller="{law}"' if ":" in law else ""  # a run folder may not name code
-        carry_out(run, RESUME, f'prepare(output_dir="{run.folder.path}", {RESUME}{own})')
+        own = "".join(f', {flag}="{value}"' for flag, value in own_code(run.request).items())
+        folder = json.dumps(str(run.folder.path), ensure_ascii=False)  # on Windows it has backslashes
+        carry_out(run, RESUME, f"prepare(output_dir={folder}, {RESUME}{own})")
     return Result.of(run.folder.path) if is_main() else None
 
 

@@ -128,12 +128,19 @@ def fit(request: Request, console: Console) -> int:
 def to_continue(run: PreparedRun) -> str:
     """The command that continues a run of this process; a launcher's own words are not known.
 
-    What it does not name is the run's, but for a controller of one's own: a run folder may not name code.
+    What it does not name is the run's, but for code of one's own.
     """
     if launched_processes() is not None:
         return f"the same command and {RESUME}"
-    own = f" --controller {law}" if ":" in (law := run.request.control.controller) else ""
+    own = "".join(f" --{flag} {value}" for flag, value in own_code(run.request).items())
     return f"granite-scu train --output-dir {shlex.quote(str(run.folder.path))} {RESUME}{own}"
+
+
+def own_code(request: Request) -> dict[str, str]:
+    """What a run is continued with besides, by flag: a run folder may name no code, be it controller or callbacks."""
+    law, given = request.control.controller, (request.trainer.callbacks, request.trainer.logger)
+    of_a_file = any(isinstance(each, list | dict) for each in given)
+    return ({"controller": law} if ":" in law else {}) | ({"config": "FILE"} if of_a_file else {})
 
 
 def carry_out(run: PreparedRun, resume: str, resume_command: str) -> dict:

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 from granite_scu.cli.train import to_continue
 
 
-def run(folder: str, controller: str = "pi") -> SimpleNamespace:
-    request = SimpleNamespace(control=SimpleNamespace(controller=controller))
+def run(folder: str, controller: str = "pi", callbacks: object = None) -> SimpleNamespace:
+    trainer = SimpleNamespace(callbacks=callbacks, logger=None)
+    request = SimpleNamespace(control=SimpleNamespace(controller=controller), trainer=trainer)
     return SimpleNamespace(folder=SimpleNamespace(path=Path(folder)), request=request)
 
 
@@ -17,6 +18,7 @@ def test_the_command_that_continues_a_run_names_its_folder_and_code_of_ones_own(
     line = "granite-scu train --output-dir 'my run' --resume-from-checkpoint last"
     assert to_continue(run("my run")) == line
     assert to_continue(run("my run", "mine.laws:Law")) == f"{line} --controller mine.laws:Law"
+    assert to_continue(run("my run", callbacks=[{"class_path": "mine.Callback"}])) == f"{line} --config FILE"
 
 
 def test_the_words_of_a_launcher_are_not_known(monkeypatch):
