@@ -27,6 +27,7 @@ from granite_scu.config.settings import (
     check_refused,
     holding_drift,
 )
+from granite_scu.config.untrusted_input import SECRET_NAME
 from granite_scu.control import find, tracks
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 
@@ -131,6 +132,14 @@ class Request:
         """The settings that were asked for and differ from the defaults, by dotted key."""
         asked, usual = (_dotted(yaml.safe_load(text)) for text in (self.yaml, Request.from_dotted({}).yaml))
         return [name for name, value in asked.items() if value != usual.get(name)]
+
+    @property
+    def stored(self) -> str:
+        """The YAML as others may read it: without what loggers and callbacks are given by such a name as a key's."""
+        written = yaml.safe_load(self.yaml)
+        for name in ("logger", "callbacks"):
+            written["trainer"][name] = _without_secrets(written["trainer"].get(name))
+        return yaml.safe_dump(written, sort_keys=False)
 
     def with_values(self, values: Mapping[str, Any]) -> "Request":
         """The request with values by dotted key, also in the YAML that the run folder keeps: a run continues by it."""
@@ -323,3 +332,11 @@ def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
     """``{"group": {"name": value}}`` as ``{"group.name": value}``."""
     groups = ((group, entry if isinstance(entry, dict) else {"": entry}) for group, entry in settings.items())
     return {f"{group}.{name}".rstrip("."): value for group, entries in groups for name, value in entries.items()}
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_secrets(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {name: "***" if SECRET_NAME.search(name) else _without_secrets(each) for name, each in value.items()}

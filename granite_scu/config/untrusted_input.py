@@ -11,6 +11,9 @@ from granite_scu.config.errors import UserError
 DEEPEST = 100
 """Objects and lists inside one another. What this program writes has fewer than ten."""
 
+SECRET_NAME = re.compile(r"(?i)token(?!i[sz])|secret|passw|credential|api_?key|access_?key|private_?key")
+"""A part of what a variable or an argument is called whose value nobody else may read."""
+
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
     """The value of a JSON text.
@@ -54,6 +57,9 @@ _READ_AS_A_WHOLE = (".json", ".jsonl", ".jinja", ".csv", ".log", ".md", ".yaml",
                     ".model")  # fmt: skip
 """How names of files end, in run folders and folders of adapters, that we or a library read so."""
 
+_WRITTEN_IN_LINES = "documents.json"
+"""Has no largest size, and no run that continues reads it."""
+
 
 def read_file(path: Path) -> bytes:
     """The content of a file. What it is and how large is looked at first: of a pipe or a hole there is no end.
@@ -85,7 +91,8 @@ def only_files(folder: Path, but: Path | None = None) -> None:
             continue
         if not path.is_file():
             raise UserError(f"{path}: is neither a file nor a folder; take it out of the folder")
-        if path.suffix in _READ_AS_A_WHOLE and (size := path.stat().st_size) > LARGEST:
+        as_a_whole = path.suffix in _READ_AS_A_WHOLE and path.name != _WRITTEN_IN_LINES
+        if as_a_whole and (size := path.stat().st_size) > LARGEST:
             raise UserError(f"{path}: has {size:,} bytes, more than any that this program writes; it is damaged")
 
 

@@ -115,7 +115,7 @@ def logging_to(loggers: Sequence[RunLogger], run: PreparedRun) -> Iterator[None]
         return
     file, status = run.folder.path / LOGGER_RUNS, "failed"
     known = read_if_there(file)
-    settings = {**yaml.safe_load(run.request.yaml), "scu_config": scu_config(run)}
+    settings = {**yaml.safe_load(run.request.stored), "scu_config": scu_config(run)}
     for logger in loggers:
         name, offline = run.folder.path.resolve().name, run.request.run.logger_offline
         place = Place(run.folder.path / "logs", name, known.get(logger.kind), settings, offline)

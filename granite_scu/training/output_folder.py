@@ -130,7 +130,7 @@ def open_run_folder(run: PreparedRun) -> None:
     folder.write_json(TRAINING_CONFIG, training_config(run))  # first: it says whose the rest is
     (folder.path / "logs").mkdir(exist_ok=True)
     # Without what was asked of this start alone: whoever gives the file with --config asks for another.
-    folder.write_text("config.yaml", request.with_values({"run.resume": None, "run.overwrite": False}).yaml)
+    folder.write_text("config.yaml", request.with_values({"run.resume": None, "run.overwrite": False}).stored)
     folder.write_json("scu_config.json", scu_config(run))
     folder.write_lines(DOCUMENTS, run.data.record())
     with adding_to(folder.path) as beside:

@@ -1,4 +1,5 @@
 import pytest
+import yaml
 
 from granite_scu.cli.script_flags import translate
 from granite_scu.cli.train import parse
@@ -99,3 +100,10 @@ def test_what_is_found_later_is_held_to_the_same_rules():
         request.with_values({"control.controller": "none"})
     with pytest.raises(UserError, match="--gradient-accumulation-steps 0: must be at least 1"):
         request.with_values({"trainer.accumulate_grad_batches": 0})
+
+
+def test_what_is_stored_has_no_key_of_a_logger():
+    given = {"api_key": "hidden", "tokenizer": "mine", "more": [{"token": "x"}]}
+    request = Request.from_dotted({"trainer.logger": [{"class_path": "mine.Logger", "init_args": given}]})
+    (stored,) = yaml.safe_load(request.stored)["trainer"]["logger"]
+    assert stored["init_args"] == {"api_key": "***", "tokenizer": "mine", "more": [{"token": "***"}]}

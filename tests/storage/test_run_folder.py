@@ -16,6 +16,7 @@ from power import Disk
 from granite_scu.config.errors import UserError
 from granite_scu.storage.run_folder import (
     ANSWERS,
+    DOCUMENTS,
     ELSEWHERE,
     HISTORY,
     HISTORY_LINES,
@@ -115,6 +116,10 @@ def test_a_pipe_in_the_folder_is_refused_and_not_waited_for(folder, name):
 
 
 def test_a_file_without_end_is_refused_by_its_size(folder):
+    (folder.path / TRAINING_CONFIG).write_text("{}")
+    with (folder.path / DOCUMENTS).open("wb") as file:
+        file.truncate(1 << 30)  # of forty million documents
+    folder.check(overwrite=False, resuming=True)
     for name in (HISTORY_LINES, TRAINING_CONFIG):
         with (folder.path / name).open("wb") as file:
             file.truncate(40 << 30)

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from granite_scu.config.untrusted_input import parse_json
+from granite_scu.config.untrusted_input import SECRET_NAME, parse_json
 
 _OWN = {
     "a Hugging Face token": r"\bhf_[A-Za-z0-9]{16,}",
@@ -27,7 +27,6 @@ _OWN = {
 services' own documents."""
 
 _ESCAPES = re.compile(r"\\u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})|\\(/)")
-_SECRET_VARIABLE = re.compile(r"(?i)token(?!i[sz])|secret|passw|credential|api_?key|access_?key|private_?key")
 MIN_SECRET = 12
 """Characters of a variable's value that is looked for: shorter ones may stand anywhere."""
 
@@ -72,7 +71,7 @@ def secret_in(text: str, environment: Mapping[str, str] | None = None) -> tuple[
             if (not words or any(word in small for word in words)) and (match := pattern.search(form)):
                 return form.count("\n", 0, match.start()) + 1, kind
         for name, value in (environment or {}).items():
-            is_secret = len(value) >= MIN_SECRET and _SECRET_VARIABLE.search(name) and not local_path_in(value)
+            is_secret = len(value) >= MIN_SECRET and SECRET_NAME.search(name) and not local_path_in(value)
             if is_secret and value in form:
                 return form.count("\n", 0, form.index(value)) + 1, f"the value of the environment's {name}"
     return None

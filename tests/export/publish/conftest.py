@@ -70,7 +70,7 @@ def _once(drawn, searched, monkeypatch):
         return drawn[history]
 
     def searched_once(text: str, environment) -> tuple | None:
-        key = text, *((name, value) for name, value in environment.items() if leaks._SECRET_VARIABLE.search(name))
+        key = text, *((name, value) for name, value in environment.items() if leaks.SECRET_NAME.search(name))
         if key not in searched:
             searched[key] = search(text, environment)
         return searched[key]
