@@ -62,6 +62,7 @@ class AdapterCheckpointIO(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         path, state = Path(path), io.BytesIO()
+        _require_readable(checkpoint.get("callbacks", {}))
         torch.save(checkpoint | {"random": _random_state()}, state)  # into memory: a full disk is then an OSError
         with replacing(path) as folder:
             save_adapter(self.module.model, folder, self.module.base.name)
@@ -80,6 +81,20 @@ class AdapterCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         raise NotImplementedError("checkpoints are removed by callbacks.checkpoints")
+
+
+def _require_readable(states: dict[str, Any]) -> None:
+    """Refuse to save what ``load_state`` would not read, such as a number of NumPy's in a callback of the user's."""
+    for name, state in states.items():
+        torch.save(state, saved := io.BytesIO())
+        saved.seek(0)
+        try:
+            torch.load(saved, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise UserError(
+                f"--trainer.callbacks: the state of {name} holds more than numbers, texts and tensors, and no run "
+                "could continue from its checkpoint; let its state_dict give those of Python and PyTorch"
+            ) from error
 
 
 def _random_state() -> dict[str, Any]:

@@ -71,6 +71,12 @@ def test_the_best_adapter_so_far_is_kept_with_it(trained):
     assert kept.read_bytes() == b"best" and manifest.damage(folder.parent / "checkpoint-4") is None
 
 
+def test_a_state_that_no_run_could_continue_from_is_refused_when_it_is_saved(tmp_path):
+    states = {"callbacks": {"Mine": {"best": np.float64(1)}}}
+    with pytest.raises(UserError, match="the state of Mine holds more than numbers, texts and tensors"):
+        AdapterCheckpointIO().save_checkpoint(states, tmp_path / "checkpoint-4")
+
+
 def test_peft_alone_loads_the_adapter_as_it_lies(trained, make_batches):
     module, folder = trained
     base = loading.load_model(BaseConfig(module.base.name), torch.float32)
