@@ -15,7 +15,7 @@ import psutil
 import pytest
 from killing import at_call, at_change
 
-from granite_scu.storage import checkpoint_list, manifest
+from granite_scu.storage import checkpoint_list
 from granite_scu.storage.run_folder import LOCK, LOG_FILES, MODEL_CARD, STOPPED, RunFolder, read_json
 
 ROOT = Path(__file__).parents[2]
@@ -195,8 +195,7 @@ def test_a_write_that_fails_ends_the_run_and_loses_nothing(whole, cut, error):
     assert 1 in codes and set(codes) <= {0, 1}  # what cannot be tidied up stops no run
     assert cut.log.read_text().count(f"{os.strerror(error)}; ") == codes.count(1)
     assert "Traceback" not in cut.log.read_text()
-    newest = checkpoint_list.find(RunFolder(cut.folder), "auto")
-    assert newest is None or manifest.damage(newest) is None
+    checkpoint_list.find(RunFolder(cut.folder), "auto")  # refuses where there are some and none is intact
     if codes[-1]:
         assert cut.run(FLAGS) == 0
     assert same(whole(FLAGS), killing.outcome(cut.folder))
