@@ -15,7 +15,8 @@ RULE = (
     "the question; words such as the, is and of do not count, of alternatives (red or blue) it may have the expected "
     "one alone, it denies something (not, never) where the expected one does, and where JSON is expected it must be "
     "the same JSON. Where the expected answer adds a number or name, half of the words are enough, if all numbers with "
-    "their units, all names, and words such as only are among them"
+    "their units, all names, and words such as only are among them. Of a script without spaces each character is a "
+    "word, and nine in ten of those side by side must be so in the answer"
 )
 """What ``is_as_expected`` says, for people."""
 
@@ -30,10 +31,15 @@ SMALL_WORDS = ARTICLES.union(_SMALL.split())
 """English words that say nothing by themselves. No and not are none of them."""
 _DENIALS = """no not never none nobody nothing neither nor cannot cant couldnt didnt doesnt dont hadnt hasnt havent isnt
 arent wasnt werent wont wouldnt shouldnt mustnt"""
-_DENYING = frozenset(_DENIALS.split())
-"""English words that deny what is said, as ``words_of`` has them."""
+_OTHER_DENIALS = """nicht nie niemals kein keine keinem keinen keiner keines niet geen pas jamais nunca não 不 没 沒"""
+_DENYING = frozenset(f"{_DENIALS} {_OTHER_DENIALS}".split())
+"""English words that deny what is said, and the commonest of other languages, as ``words_of`` has them."""
+_DENYING_PARTS = ("ない", "ません", "ไม่")
+"""The same, of several characters that each count as a word."""
+_OR_NOT = re.compile(r"(\w)[不没沒]\1")
+"""How Chinese asks for yes or no, which denies nothing."""
 _TURNING = _DENYING | {"only", "except", "without"}
-"""English words that turn what is said, whatever names stand beside them."""
+"""Words that turn what is said, whatever names stand beside them."""
 
 _NUMBER = r"(?<![\w.])-?(?:\d[\d.,:]*\d|\.?\d+)"
 """With what belongs to it: -5, 3.14, .5, 1,000 and 5:20 are one word each; of 5kg it is 5."""
@@ -48,7 +54,9 @@ _WORD = re.compile(rf"{_NUMBER}|{_CHARACTER}{_MARK}*|(?:(?!{_CHARACTER})\w{_MARK
 _PARTS = re.compile(r":\s+|\n+")
 """What divides a question from a text that it is about."""
 _CONTRASTS = r"but|and not|no more than|no later than|not more than"
-_CLAUSE = re.compile(rf"[.,;:!?\n]+|\b(?:{_CONTRASTS})\b|\bno\b\.?(?= ?\d)", re.IGNORECASE)
+_CLAUSE = re.compile(
+    rf"[.,;:!?\n。、\uff0c\uff1b\uff1a\uff01\uff1f]+|\b(?:{_CONTRASTS})\b|\bno\b\.?(?= ?\d)", re.IGNORECASE
+)
 """What divides the parts of a sentence that may each deny something; not in "No 7" and "no more than"."""
 _OR = re.compile(r"\b\w+(?:(?:, ?or |, | ?[/|] ?| or )\w+)+"), re.compile(r"\b\w+(?:(?:,? or | ?[/|] ?)\w+)+")
 """Alternatives: with those that commas divide, and without."""
@@ -70,23 +78,37 @@ def words_of(text: str) -> list[str]:
     >>> words_of("The lamp's price is: 1,000.50 crowns; don't pay -5, nor .5kg!")
     ['lamp', 'price', 'is', '1000.50', 'crowns', 'dont', 'pay', '-5', 'nor', '0.5', 'kg']
     """
-    text = _POSSESSIVE.sub("", unicodedata.normalize("NFKC", text).casefold()).translate(_ALIKE)
-    words = (_LEADING_POINT.sub(r"\g<1>0.", word) for word in _WORD.findall(_THOUSANDS.sub("", text)))
+    words = (_LEADING_POINT.sub(r"\g<1>0.", word) for word in _WORD.findall(_THOUSANDS.sub("", _plain(text))))
     return [word for word in words if word not in ARTICLES]
+
+
+def _plain(text: str) -> str:
+    return _POSSESSIVE.sub("", unicodedata.normalize("NFKC", text).casefold()).translate(_ALIKE)
+
+
+def _side_by_side(text: str) -> set[tuple[str, str]]:
+    """Neighbours among the characters that each count as a word."""
+    pairs = itertools.pairwise(_WORD.finditer(_plain(text)))
+    whole = re.compile(rf"{_CHARACTER}{_MARK}*")
+    return {
+        (one[0], other[0])
+        for one, other in pairs
+        if one.end() == other.start() and whole.fullmatch(one[0]) and whole.fullmatch(other[0])
+    }
 
 
 def is_as_expected(answer: str, expected: str, question: str = "") -> bool:
     """Whether an answer says what the expected one does, see ``RULE``, by the question that was asked."""
     answer, expected = map(without_thoughts, (answer, expected))
+    if is_json(expected):  # whose words the question often has all, and which may have none
+        return _as_json(answer) == _as_json(expected)
     if not (wanted := words_of(expected)):  # an emoji, say, or the choice A
         return answer.strip() == expected.strip() or {*_CHOICE.findall(answer)} == {*_CHOICE.findall(expected)} != set()
-    if is_json(expected):  # whose words the question often has all
-        return _as_json(answer) == _as_json(expected)
     asked = set(words_of(question))
     said = set(wanted) - SMALL_WORDS
     said = said - asked or said
-    turned = _denies(answer, said) != _denies(expected, said) and not _DENYING & asked
-    return not turned and _has_what_counts(set(words_of(answer)), expected, question)
+    turned = _denies(answer, said) != _denies(expected, said) and not _is_denial(question)
+    return not turned and _has_what_counts(answer, expected, question)
 
 
 def without_thoughts(answer: str) -> str:
@@ -101,8 +123,12 @@ def without_thoughts(answer: str) -> str:
 
 def _denies(text: str, words: set[str]) -> bool:
     """Whether a part of a sentence that has any of the words denies something; what it says besides does not count."""
-    clauses = (set(words_of(clause)) for clause in _CLAUSE.split(text))
-    return any(clause & _DENYING and clause & words for clause in clauses)
+    return any(_is_denial(clause) and words.intersection(words_of(clause)) for clause in _CLAUSE.split(text))
+
+
+def _is_denial(text: str) -> bool:
+    text = _OR_NOT.sub(r"\1", text)
+    return not _DENYING.isdisjoint(words_of(text)) or any(part in text for part in _DENYING_PARTS)
 
 
 def has_phrase(words: Sequence[str], phrase: Sequence[str]) -> bool:
@@ -155,8 +181,8 @@ def _alternatives(question: str, said: set[str]) -> tuple[set[str], set[str]]:
     return set(), set()
 
 
-def _has_what_counts(found: set[str], expected: str, question: str) -> bool:
-    wanted = words_of(expected)
+def _has_what_counts(answer: str, expected: str, question: str) -> bool:
+    found, wanted = set(words_of(answer)), words_of(expected)
     said, asked = set(wanted) - SMALL_WORDS, set(words_of(_asking(question)))
     chosen, others = _alternatives(question, said)
     if others & found:
@@ -164,6 +190,9 @@ def _has_what_counts(found: set[str], expected: str, question: str) -> bool:
     counts = said - asked | chosen or said or set(wanted)  # a question may name all that can be answered
     missing = counts - found
     if any(map(_is_number, missing)):
+        return False
+    pairs = {pair for pair in _side_by_side(expected) if counts & found >= set(pair)}
+    if len(pairs - _side_by_side(answer)) > len(pairs) * (1 - SHARE) + 1e-9:
         return False
     if len(missing) <= len(counts) * (1 - SHARE) + 1e-9:
         return True
