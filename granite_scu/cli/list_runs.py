@@ -186,7 +186,10 @@ def _print(found: list[Summary], broken: list[dict[str, str]], folder: Path) -> 
         )
     if found:
         console.print(table)
-        console.print("base, adapter and what it saves: bits per token on the held-out documents", highlight=False)
+        words = (
+            "base, adapter and what it saves: bits per token on the documents held out for a test, or else to validate"
+        )
+        console.print(words, highlight=False)
         if drifted:
             console.print("drift: on general text, or without a budget on general questions", highlight=False)
     for each in broken:

@@ -215,7 +215,9 @@ def plot_summary(groups: Sequence[Group]) -> Figure:
     # The lone word of a panel stands where its data would; an axis of its own would mean nothing.
     for row, group in enumerate(groups):
         results = [run.metrics.get("adapter_test_bpt") for run in group.runs]
-        _dots(scored, row, group, results, missing="no summary")
+        _dots(
+            scored, row, group, results, missing="no test" if any(run.metrics for run in group.runs) else "no summary"
+        )
         _dots(s, row, group, [_smoothed_s(run)[1][-1] for run in group.runs], missing="none")
         if _uses_setpoint(group):
             target = group.course(_setpoint)[1][-1]
@@ -228,7 +230,7 @@ def plot_summary(groups: Sequence[Group]) -> Figure:
     )
     style.in_percent(s, "x")
     _log_scale(lam, [run.column("lambda")[-1:] for group in groups for run in group.runs], "x")
-    for axes, label, where in ((scored, "held-out documents", "bits per token"), (s, "S at the end", "share of bits"),
+    for axes, label, where in ((scored, _tested(groups), "bits per token"), (s, "S at the end", "share of bits"),
                                (lam, "λ at the end", "no unit")):  # fmt: skip
         _rows(axes, groups)
         axes.set_title(label, fontsize=style.LEGEND, color=style.INK)
@@ -411,6 +413,12 @@ def _draw_ratio(axes: Axes, target: float) -> None:
     data = np.linspace(low, high, 50)
     axes.autoscale(False)
     axes.plot(data * target / (1 - target), data, color=style.GREEN, linewidth=1.4, dashes=(5, 3), label="S*")
+
+
+def _tested(groups: Sequence[Group]) -> str:
+    """What the scores are of: validation documents where a run had no others held out."""
+    doubled = {bool(run.metrics.get("test_is_validation")) for group in groups for run in group.runs if run.metrics}
+    return {True: "validation documents", False: "held-out documents"}[min(doubled, default=False)]
 
 
 def _draw_base(axes: Axes, groups: Sequence[Group]) -> None:

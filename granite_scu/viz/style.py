@@ -42,6 +42,7 @@ def as_designed() -> Iterator[None]:
     """Matplotlib's own defaults while a picture is drawn and written: nobody's matplotlibrc or style changes it."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
+        matplotlib.rcParams["text.parse_math"] = False  # a dollar in a run's name begins no formula
         yield
 
 

@@ -227,6 +227,20 @@ def test_the_summary_has_the_test_score_and_the_base(make):
     assert lines(lam)["median"].get_xdata().item() == pytest.approx(10) and lam.get_xscale() == "log"
 
 
+@pytest.mark.parametrize("doubles", [False, True])
+def test_what_was_tested_on_has_its_name_and_a_finished_run_without_it_no_missing_summary(make, doubles):
+    run = make(test=None)
+    run.metrics["test_is_validation"] = doubles
+    scored, *_ = figures.plot_summary(group([run])).axes
+    assert [text.get_text() for text in scored.texts] == ["no test"]
+    assert scored.get_title() == ("validation documents" if doubles else "held-out documents")
+
+
+def test_a_dollar_in_a_name_is_one(make, tmp_path):
+    with style.as_designed():
+        figures.plot_param_bpt(group([replace(make(), path=tmp_path / "a$\\foo$b")])).draw_without_rendering()
+
+
 def test_a_base_far_off_is_said_in_words_and_squeezes_nothing(make):
     scored, *_ = figures.plot_summary(group([make(test=5.80), make("none", None, 0.0, test=5.85)])).axes
     assert scored.get_xlabel() == "bits per token; base 6.500" and scored.get_xlim()[1] < 5.9
