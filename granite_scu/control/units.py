@@ -2,12 +2,12 @@
 
 
 def per_cent(ratio: float) -> str:
-    """A ratio to three figures.
+    """A ratio to three figures, or as many as its whole part has.
 
-    >>> per_cent(0.0098), per_cent(0.02), per_cent(0.1587), per_cent(1.0)
-    ('0.98 %', '2 %', '15.9 %', '100 %')
+    >>> per_cent(0.0098), per_cent(0.02), per_cent(0.1587), per_cent(1.0), per_cent(11.234)
+    ('0.98 %', '2 %', '15.9 %', '100 %', '1,123 %')
     """
-    return f"{100 * ratio:.3g} %"
+    return f"{100 * ratio:,.0f} %" if abs(100 * ratio) >= 999.5 else f"{100 * ratio:.3g} %"
 
 
 def duration(seconds: float) -> str:

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
+from granite_scu.control.units import per_cent
+
 NONE = "\N{EN DASH}"
 """For what was not measured."""
 
@@ -59,7 +61,7 @@ def compact(value: Any) -> str:
 
 
 def percent(value: Any) -> str:
-    return f"{100 * value:.3g}\N{NO-BREAK SPACE}%" if is_number(value) else NONE
+    return per_cent(value).replace(" ", "\N{NO-BREAK SPACE}") if is_number(value) else NONE
 
 
 def signed(change: float) -> str:

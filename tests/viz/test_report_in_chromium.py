@@ -86,6 +86,15 @@ def axis(browser, chart: str) -> list[int]:
     )
 
 
+def test_no_two_lines_of_an_axis_have_the_same_number(browser, tmp_path):
+    history = [record(10 * k, data_bpt=12.477 + 2.5e-5 * k) for k in range(1, 41)]
+    folder = write_run(tmp_path / "run", history, {}, settings())
+    browser.open(write_report(read_run(folder), folder / "report.html"))
+    words = "[...document.querySelectorAll('#chart-data_bpt text:not(.step)')].map(each => each.textContent)"
+    numbers = browser.evaluate(words)
+    assert len(numbers) > 4 and len(set(numbers)) == len(numbers)
+
+
 def test_the_keyboard_does_it_too(opened):
     opened.evaluate(f"document.querySelector('{PLOT}').focus()")
     assert opened.text("#readout").startswith("step 400")

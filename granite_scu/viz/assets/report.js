@@ -10,17 +10,17 @@ const MIN_GAP = 60; // pixels between two labelled ticks of an axis
 
 // Numbers.
 
-function plain(value) {
+function plain(value, whole = false) { // to four figures; whole, as it is
   if (value === 0) return "0";
-  const size = Math.abs(value);
-  if (size >= 1e7 || size < 1e-4) return value.toExponential(2).replace("e+", "e");
-  if (size >= 1000) return Math.round(value).toLocaleString("en");
-  return String(Number(value.toPrecision(4)));
+  const size = Math.abs(value), rounded = Number(value.toPrecision(whole ? 12 : 4));
+  if (size >= 1e7 || size < 1e-4) return (whole ? rounded.toExponential() : value.toExponential(2)).replace("e+", "e");
+  if (size >= 1000) return (whole ? rounded : Math.round(value)).toLocaleString("en", {maximumFractionDigits: 9});
+  return String(rounded);
 }
 
 const FORMATS = {
   number: plain,
-  percent: value => `${plain(100 * value)} %`,
+  percent: (value, whole) => `${plain(100 * value, whole)} %`,
 };
 
 const pen = document.createElement("canvas").getContext("2d");
@@ -230,7 +230,7 @@ class Chart {
     if (!limits) return [];
     const most = (this.height - MARGIN.top - MARGIN.bottom) / 38;
     const values = (limits.log ? logTicks : linearTicks)(limits.low, limits.high, most);
-    return values.map(value => [value, FORMATS[this.numberFormat](value)]);
+    return values.map(value => [value, FORMATS[this.numberFormat](value, true)]); // they are round already
   }
 
   room() { return Math.max(0, ...this.numbers(this.limits()).map(([, words]) => widthOf(words))); }
@@ -434,7 +434,8 @@ class Path extends Chart {
 
   across() {
     const {left, right} = this.inner;
-    return [linearTicks(...this.span(), (right - left) / (1.8 * MIN_GAP)).map(value => [value, FORMATS.percent(value)]), "drift"];
+    const found = linearTicks(...this.span(), (right - left) / (1.8 * MIN_GAP));
+    return [found.map(value => [value, FORMATS.percent(value, true)]), "drift"];
   }
 
   drawSeries(series) {
