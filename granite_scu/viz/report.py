@@ -116,7 +116,8 @@ def _scored(run: Run) -> str:
     if is_number(base) and is_number(adapter):
         tokens = run.metrics.get("test_tokens")
         scored = f" on {quantity(tokens)} tokens" if tokens else ""
-        bits = f"{adapter:.3f} bits per token{scored}, base {base:.3f} ({signed(adapter / base - 1)})"
+        change = f" ({signed(adapter / base - 1)})" if base else ""
+        bits = f"{adapter:.3f} bits per token{scored}, base {base:.3f}{change}"
         documents = "Validation documents" if run.metrics.get("test_is_validation") else "Held-out documents"
         text = f"{documents}: {bits}.{_began(run)} {_interval(run)}"
         if which := which_adapter(run.metrics):
@@ -171,7 +172,8 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
         figures.append(("drift", percent(moved["share"]), allowed))
     if is_number(metrics.get("adapter_test_bpt")):
         base = compact(metrics.get("base_test_bpt"))
-        figures.append(("held-out text", compact(metrics["adapter_test_bpt"]), f"bits per token, base {base}"))
+        text = "validation text" if metrics.get("test_is_validation") else "held-out text"
+        figures.append((text, compact(metrics["adapter_test_bpt"]), f"bits per token, base {base}"))
     if validated:
         figures.append(("best validation", compact(validated[1]), f"bits per token, step {validated[0]:,}"))
     if run.config.get("controller") != "none":  # it is what the controller reads
@@ -217,7 +219,7 @@ def _control(run: Run) -> str:
         parts.append("λ multiplies drift, how far the model has moved on general text. S is only measured.")
     elif is_number(control.get("iae")):
         settled = control.get("settling_time")
-        if settled is not None:
+        if is_number(settled):
             parts.append(f"S settled at step {settled:,}.")
         if is_number(control.get("overshoot")):
             parts.append(f"It overshot S* by {percent(control['overshoot'])}.")
@@ -246,7 +248,7 @@ def _advice(advice: Advice) -> str:
 def _notes(run: Run) -> str:
     """What went wrong or was unusual, with what to do about it."""
     found = list(run.warnings)
-    skipped = max((record.get("skipped") or 0 for record in run.history), default=0)
+    skipped = int(max((count for count in run.column("skipped") if count > 0), default=0))
     if skipped:
         found.append(
             f"{skipped:,} optimizer steps were skipped: loss or gradient was not finite. A lower --learning-rate, or "
@@ -317,8 +319,9 @@ def _chart(chart: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     heading = f'<figcaption><h3>{words}</h3><div class="legend"></div></figcaption>'
     body = f'<div class="empty">{escape(chart["empty"])}</div>'
     if there:
+        over = "" if chart.get("path") else ", over the optimizer steps"
         body = (
-            f'<div class="plot" role="slider" tabindex="0" aria-label="{title}, {unit}, over the optimizer steps" '
+            f'<div class="plot" role="slider" tabindex="0" aria-label="{title}, {unit}{over}" '
             f'aria-valuemin="{data["steps"][0]}" aria-valuemax="{data["steps"][-1]}" '
             f'aria-valuenow="{data["steps"][-1]}"></div>'
         )

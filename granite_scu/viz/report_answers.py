@@ -26,7 +26,8 @@ def answers(run: Run) -> str:
         low, high = map(percent, interval)
         note = f" Of all such questions, {low} to {high} would be (95 % interval)."
     rule = f" {figures['rule'][:1].upper()}{figures['rule'][1:]}." if isinstance(figures.get("rule"), str) else ""
-    words = f"{figures.get('right')} of {figures.get('n')} are as expected; the others come first.{note}{rule}"
+    counts = f"{figures.get('right')} of {figures.get('n')} are as expected{_in_time(figures)}"
+    words = f"{counts}; the others come first.{note}{rule}"
     rows = [
         _row(each["question"], each["expected"], *((each[who], _right(each, who)) for who in ("base", "adapter")))
         for each in sorted(found, key=lambda each: bool(_right(each, "adapter")))
@@ -47,7 +48,7 @@ def elsewhere(run: Run) -> str:
     figures = section(run.metrics, "elsewhere")
     before, after, n = (figures.get(name) for name in ("right_before", "right_after", "n"))
     model = figures.get("compared_with", "base model")
-    words = f"What the {model} knew before: it has {before} of {n} right, the adapter {after}."
+    words = f"What the {model} knew before: it has {before} of {n} right, the adapter {after}{_in_time(figures)}."
     bits = [figures.get(name) for name in ("bits_before", "bits_after")]
     if all(map(is_number, bits)):
         words += " The known answers cost {:.3f} bits per token before, {:.3f} after.".format(*bits)
@@ -57,6 +58,13 @@ def elsewhere(run: Run) -> str:
     ]
     table = _table("Question", "Known answer", "Before", "After", rows, _CHANGED)
     return _section("answers", "Answers elsewhere", words, table)
+
+
+def _in_time(figures: Mapping[str, Any]) -> str:
+    """How many questions the counts are of, where not all had time."""
+    n, asked = figures.get("n"), figures.get("asked")
+    short = is_number(n) and is_number(asked) and n < asked
+    return f" ({n} of {asked} were answered in the time)" if short else ""
 
 
 def _listed(values: Mapping[str, Any], name: str) -> list[Any]:

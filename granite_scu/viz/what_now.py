@@ -10,7 +10,7 @@ from typing import Any
 
 from granite_scu.viz.run_folder import Run
 from granite_scu.viz.settling import length_of, unsettled
-from granite_scu.viz.words import is_number, percent, quantity, section, short, signed
+from granite_scu.viz.words import is_number, percent, quantity, section, short, shown, signed
 
 _EARLY = 0.8
 """Share of the steps before which the best validation counts as early."""
@@ -444,7 +444,11 @@ def _damaged(run: Run, read: str) -> Iterator[Advice]:
         f"about ({_GUIDE})."
     )
     path, files = section(run.settings, "data").get("path"), "general.jsonl --data-weights 1 0.5"
-    mixed = _again(run, f"--data-dir {shlex.quote(path)} {files}") if isinstance(path, str) else ""
+    mixed = (
+        _again(run, f"--data-dir {shlex.quote(shown(path).removeprefix('…/'))} {files}")
+        if isinstance(path, str)
+        else ""
+    )
     yield Advice("Or mix in general chats", text, mixed)
     if lower := lower_rate(run.settings):
         text = "The rate is above what suits the model's width, and the higher it is, the more is lost."

@@ -10,6 +10,7 @@ import pytest
 from folders import METRICS, holding, record, rising, settings, write_csv, write_run
 
 from granite_scu.cli.main import main
+from granite_scu.config.errors import UserError
 from granite_scu.storage.run_folder import LOG_FILES
 from granite_scu.viz.report import build_report, report_on
 from granite_scu.viz.report_data import MAX_TICKS, thinned
@@ -75,6 +76,17 @@ def test_of_a_run_that_was_scored_afterwards_it_has_the_verdict(finished, units,
     text = page(finished).text
     assert f"Scored by granite-scu eval: run is better than base by 0.5 <bits>.{more}" in text
     assert "no interval is given" not in text
+
+
+def test_figures_that_no_run_writes_do_not_break_it(tmp_path):
+    control = {"settling_time": "soon", "iae": 0.1}
+    metrics = METRICS | {"base_test_bpt": 0.0, "test_is_validation": True, "control": control}
+    text = page(write_run(tmp_path / "run", rising(), {}, settings(), metrics=metrics)).text
+    assert "Validation documents: 5.850 bits per token on 14,088 tokens, base 0.000." in text
+    assert "validation text5.85bits per token, base 0" in text and "S settled" not in text
+    folder = write_run(tmp_path / "other", [record(10, skipped="two")], {}, settings())
+    with pytest.raises(UserError, match="skipped is not a number"):
+        page(folder)
 
 
 def test_a_huge_value_has_room_in_its_tile(tmp_path):
@@ -234,6 +246,9 @@ def test_of_a_run_that_held_drift_what_it_learned_is_drawn_against_that(held, fi
     assert found.data["columns"]["drift"] == pytest.approx(run.column("drift"), rel=1e-5)
     assert "drifted by 2.1\N{NO-BREAK SPACE}% (budget 2\N{NO-BREAK SPACE}%, exceeded" in "".join(found.words)
     assert '<details id="controller" open>' in build_report(run), "what was asked for is not folded away"
+    assert 'aria-label="Learned against drifted, bits per token, over drift in % of the base&#x27;s bits"' in (
+        build_report(run)
+    )
     assert "Let S settle" not in found.text and "S settled" not in found.text
     assert "learned" not in {each["name"] for each in page(finished).data["charts"]}
 

@@ -46,7 +46,7 @@ def asked(folder, count: int = 12) -> str:
     given = [answer(f"Who & {k}?", "no idea", f"Ilse {k}", k < count - 1) for k in range(count)]
     (folder / "answers.json").write_text(json.dumps({"answers": given}))
     figures = {"n": count, "right": count - 1, "interval": [0.6, 0.9], "rule": "it says so", "base": {"right": 0},
-               "better": True}  # fmt: skip
+               "asked": 30, "better": True}  # fmt: skip
     metrics = json.loads((folder / "scu_metrics.json").read_text()) | {"answers": figures}
     (folder / "scu_metrics.json").write_text(json.dumps(metrics))
     return build_report(read_run(folder))
@@ -58,6 +58,8 @@ def test_each_question_stands_with_what_was_expected_and_answered_right_or_wrong
     assert table.count("Who &amp; ") == table.count("Ilse &lt;Varga&gt;") == table.count("no idea") == 12
     assert table.count('aria-label="right"') == 11 and table.count('aria-label="wrong"') == 13
     assert table.index("Ilse 11") < table.index("Ilse 0"), "the wrong one comes first"
+    assert "11 of 12 are as expected (12 of 30 were answered in the time); the others" in table
+    assert "overflow-y: auto; white-space: pre-wrap; }" in source and "max-height: none; overflow: visible" in source
     assert "60\N{NO-BREAK SPACE}% to 90" in table and "It says so." in table and "2 more" in table
     assert "What the models write" not in source and "Learned your data: 11 of 12 answers" in source
 

@@ -242,7 +242,9 @@ def test_a_run_that_lost_what_the_base_knew_is_neither_better_nor_to_be_longer(t
     assert held.command.endswith("--output-dir runs/demo-2 --max-drift 5%")
     assert "--output-dir runs/demo-3 --data-dir" in mixed.command and "general.jsonl --data-weights" in mixed.command
     assert "better" not in held.text + mixed.text + str(verdict(metrics, 1e-3))
-    again = advice(tmp_path / "again", validations=values, metrics=metrics | moved(0.018, 0.02))
+    secret = {"data": {"path": "/home/me/my texts"}}
+    again = advice(tmp_path / "again", validations=values, metrics=metrics | moved(0.018, 0.02), **secret)
+    assert "--data-dir 'my texts' general.jsonl" in again["Or mix in general chats"].command
     assert next(iter(again.values())).command.endswith("again-2 --max-drift 1%")
 
 
