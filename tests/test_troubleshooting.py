@@ -78,7 +78,7 @@ def test_out_of_memory(monkeypatch):
 def test_steps_that_are_not_finite():
     control = ShannonControl(Fixed(0.1), 10, None)
     control.loop.step, control.loop.failing = 130, SKIPPED_IN_A_ROW
-    assert quoted(f"error: {refusal(control._stop_if_failing)}")
+    assert quoted(f"error: {control._diverged(control.loop.failure)}")
 
 
 def test_a_step_below_what_is_expected():
