@@ -12,9 +12,9 @@ SIZE = ("--precision", "fp32", "--batch-size", "2", "--block-size", "64", "--eva
 STREAM = ("--test-run", "--stream", *SIZE)
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "a.jsonl"
+@pytest.fixture
+def records(tmp_path):
+    path = tmp_path / "a.jsonl"
     texts = [document.text[:2000] for document in stdlib_docs()[:40]]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
