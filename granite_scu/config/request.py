@@ -139,7 +139,7 @@ class Request:
         written = yaml.safe_load(self.yaml)
         for name in ("logger", "callbacks"):
             written["trainer"][name] = _without_secrets(written["trainer"].get(name))
-        return yaml.safe_dump(written, sort_keys=False)
+        return str(yaml.safe_dump(written, sort_keys=False))
 
     def with_values(self, values: Mapping[str, Any]) -> "Request":
         """The request with values by dotted key, also in the YAML that the run folder keeps: a run continues by it."""

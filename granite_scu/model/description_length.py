@@ -91,7 +91,7 @@ def exact_products() -> Iterator[None]:
 
 @contextmanager
 def _exact_by_newer_switches() -> Iterator[None]:
-    switches = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    switches: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.cudnn, "conv")]  # noqa: B009 (mypy)
     before = [switch.fp32_precision for switch in switches]
     for switch in switches:
         switch.fp32_precision = "ieee"

@@ -187,8 +187,10 @@ class RunFolder:
 
     def write_lines(self, name: str, lines: Iterable[str]) -> None:
         """As ``write_text``, of a text that need not fit into memory. What is no UTF-8 is written as its code."""
-        utf8 = {"encoding": "utf-8", "errors": "backslashreplace"}
-        with replacing(self.path / name) as temporary, temporary.open("w", **utf8) as file:
+        with (
+            replacing(self.path / name) as temporary,
+            temporary.open("w", encoding="utf-8", errors="backslashreplace") as file,
+        ):
             file.writelines(lines)
 
     def append_history(self, record: dict[str, Any]) -> None:
