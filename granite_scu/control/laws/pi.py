@@ -169,9 +169,9 @@ class PI:
         kp, ki = self.gains(lag)
         p_term = kp * error
         bias = -p_term if first else state.bias
-        kept = math.log(self.lambda_start) + state.integral
+        level = math.log(self.lambda_start) + state.integral
         # The two cancel at first, to the bit, so that a start at a bound is at it on every processor.
-        wanted = kept + (bias + p_term)
+        wanted = level + (bias + p_term)
         in_deadband = abs(state.ema.mean - math.log(self.setpoint)) < self.deadband
         warming = first or state.pace > WARMING * pace
         rising = offset <= -self.error_limit and state.slope * lag > self.error_limit
@@ -188,7 +188,7 @@ class PI:
             smoothed=math.exp(state.ema.mean),
             error=state.ema.mean - math.log(self.setpoint),
             p_term=p_term,
-            i_term=kept + bias,
+            i_term=level + bias,
             saturated=saturated,
             in_deadband=in_deadband,
         )
