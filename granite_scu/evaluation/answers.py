@@ -25,7 +25,7 @@ from granite_scu.data.tokens.chat import Renderer, answer_end
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.data.tokens.special_tokens import THINKING, ReadAs
 from granite_scu.data.tokens.stream import Stream
-from granite_scu.evaluation.answer_score import RULE, is_as_expected, is_json, wilson
+from granite_scu.evaluation.answer_score import RULE, is_as_expected, wilson
 from granite_scu.evaluation.statistics import is_more
 from granite_scu.model.adapters import Switch
 
@@ -457,5 +457,4 @@ def summary(records: Sequence[Mapping[str, Any]], asked: int) -> dict[str, Any]:
         "better": is_more(changes[1], changes[-1], changes[0], of_adapter["right"]),
         "worse": is_more(changes[-1], changes[1], changes[0], len(records) - of_adapter["right"]),
         "rule": RULE,
-        "json": sum(is_json(record["expected"]) for record in records),
     }

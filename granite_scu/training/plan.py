@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from granite_scu.config.request import Request
-from granite_scu.config.settings import DEFAULT_EVERY, IGNORED, MIN_DRIFT_TICKS, SHORT_PRECISIONS, listed
+from granite_scu.config.settings import ADVISED_DRIFT, DEFAULT_EVERY, IGNORED, MIN_DRIFT_TICKS, SHORT_PRECISIONS, listed
 from granite_scu.control.units import counted, duration, per_cent
 from granite_scu.data.workers import errors_in_one_line
 from granite_scu.hardware import detection, peaks
@@ -214,7 +214,7 @@ def details(facts: dict[str, Any]) -> dict[str, str]:
     free = facts["data"]["conversations"] and facts.get("max_drift") is None
     longer = ", in a longer run" if facts["steps"] < MIN_DRIFT_TICKS else ""
     rows = {
-        "forgetting": f"nothing holds it; --max-drift 5% does{longer}" if free else "",
+        "forgetting": f"nothing holds it; --max-drift {ADVISED_DRIFT} does{longer}" if free else "",
         "memory is taken by": facts["memory_parts"].partition(": ")[2] + " (GiB)",
         "first batch": facts["first_batch"],
         "N": f"{facts['n_tokens']:,} tokens, over which S spreads the bits of the adapter" if steered else "",

@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from granite_scu.config.settings import ADVISED_DRIFT
 from granite_scu.viz.run_folder import Run
 from granite_scu.viz.settling import length_of, unsettled
 from granite_scu.viz.words import is_number, percent, quantity, section, short, shown, signed
@@ -38,9 +39,6 @@ _HIGHEST = 1e-3
 """Learning rate above which no higher one is suggested."""
 _MUCH = 0.1
 """Bits per token that general answers may cost more before it is worth a word."""
-_SUGGESTED, _FOR_A_FORMAT = 0.05, 0.02
-"""Budgets of drift, named to a run that had none: of those measured they kept nearly all of what was learned, and lost
-few bits of general text; of a format few answers too (docs/guides/keep-what-it-knows.md)."""
 _GUIDE = "guide: Mix in general data"
 _FAR = 0.1
 """Share of drift where the base answers general questions, without a budget, that is worth a word: of SmolLM2 on chats
@@ -106,7 +104,7 @@ def verdict(
     state, learned = _of_answers(answers, metrics) if _counted(answers) else _of_bits(metrics, interval)
     elsewhere = _elsewhere(general) if general.get("asked") or general.get("n") else ""
     damaged = bool(general.get("damaged"))
-    drift = drifted(section(metrics, "drift"), section(general, "drift"), None if damaged else _suggested(metrics))
+    drift = drifted(section(metrics, "drift"), section(general, "drift"), None if damaged else ADVISED_DRIFT)
     if not damaged:
         use = "Do not use this adapter" if state == "useless" else ""
         return Verdict(learned, use, elsewhere, "", drift, state)
@@ -119,13 +117,6 @@ def verdict(
         *([f"lower the rate to {short(lower)}"] if lower else []),
     ]
     return Verdict(learned, use, elsewhere, f"{', '.join(remedies[:-1])}, or {remedies[-1]}", drift, "damaged")
-
-
-def for_json(metrics: Mapping[str, Any]) -> bool:
-    """Whether most answers that were expected are JSON."""
-    found = section(metrics, "answers")
-    json, n = found.get("json"), found.get("n")
-    return is_number(json) and is_number(n) and 2 * json > n
 
 
 def lower_rate(settings: Mapping[str, Any]) -> float | None:
@@ -153,12 +144,7 @@ def _given_budget(metrics: Mapping[str, Any]) -> Any:
 def _budget_flag(metrics: Mapping[str, Any]) -> str:
     """The budget to try: half of what was given."""
     budget = _given_budget(metrics)
-    return f"--max-drift {_budget(budget / 2 if is_number(budget) else _suggested(metrics))}"
-
-
-def _suggested(metrics: Mapping[str, Any]) -> float:
-    """The budget for what was taught (docs/guides/keep-what-it-knows.md): a format is learned within less."""
-    return _FOR_A_FORMAT if for_json(metrics) else _SUGGESTED
+    return f"--max-drift {_budget(budget / 2) if is_number(budget) else ADVISED_DRIFT}"
 
 
 def _budget(share: float) -> str:
@@ -166,7 +152,7 @@ def _budget(share: float) -> str:
     return f"{100 * share:.3g}%"
 
 
-def drifted(found: Mapping[str, Any], general: Mapping[str, Any], advised: float | None = None) -> str:
+def drifted(found: Mapping[str, Any], general: Mapping[str, Any], advised: str | None = None) -> str:
     """How far a model has drifted, a sentence; empty where that was not measured.
 
     Args:
@@ -179,7 +165,7 @@ def drifted(found: Mapping[str, Any], general: Mapping[str, Any], advised: float
         return ""
     words = f"Elsewhere the model has drifted by {percent(share)}"
     if not is_number(budget):
-        more = f": --max-drift {_budget(advised)} would hold it back" if advised and share > _FAR else ""
+        more = f": --max-drift {advised} would hold it back" if advised and share > _FAR else ""
         return f"{words} ({quantity(tokens)} tokens of the base model's answers to general questions){more}."
     asked = f" (at most {percent(budget)})" if share <= budget else f", more than the {percent(budget)} asked for"
     if found.get("within") and share > budget:
