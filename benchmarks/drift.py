@@ -2,7 +2,7 @@
 """Whether a loop holds drift at its budget, and whether that pays: what is learned against what is lost, arm by arm.
 
     python scripts/fetch_smollm2.py                              # the real model, once
-    python benchmarks/drift.py --minutes 60                      # the next cells, in order of worth; again goes on
+    python benchmarks/drift.py --minutes 60                      # the next cells, in order of worth; again continues
     python benchmarks/drift.py --only tiny facts loop --minutes 20
     python benchmarks/drift.py --table holds                     # drift at the end over the budget; trains nothing
     python benchmarks/drift.py --table pays                      # what every arm learned and lost

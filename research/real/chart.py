@@ -22,6 +22,12 @@ LOOKS = {
     "rank": (style.INK, "p"), "both": (style.INK, "*"),
 }  # fmt: skip
 
+IN_WORDS = {
+    "R": "plain LoRA (R)", "F": "best free way (F)", "F'": "plain, scaled (F')",
+    "drift": "--max-drift", "kl": "fixed weight", "wide": "former loop",
+}  # fmt: skip
+"""Arms by names that a reader knows who has not read the protocol."""
+
 
 def write(judgement: Judgement, question: str, path: Path) -> None:
     """Draw one and write a PNG. Raises UserError where there are no runs of it."""
@@ -69,17 +75,18 @@ def drift(judgement: Judgement) -> Figure:
         if lost and learned:
             colour, marker = LOOKS[arm]
             larger = sorted(ARMS.get(arm, (value,))).index(value)  # the greater the value; drawn below the smaller
-            (shown[named((arm, value))],) = axes.plot(
+            label = named((arm, value)).replace(arm, IN_WORDS.get(arm, arm), 1)
+            (shown[label],) = axes.plot(
                 lost.estimate.mean, -learned.estimate.mean, marker, color=colour, markersize=9 + 3 * larger,
                 markeredgecolor="white", zorder=5 - larger,
             )  # fmt: skip
     if not shown:
         raise UserError(f"--chart: no finished runs of {named(MIDDLE)} and plain; run --stage first")
     axes.axvline(0, color=style.GREY)
-    axes.set_xlabel(f"four other texts: points above the base (tasks: {len(common)})", fontsize=style.TICKS)
-    axes.set_ylabel("own test text: points below the base", fontsize=style.TICKS)
+    axes.set_xlabel(f"four other texts: bits more, % (than the base; tasks: {len(common)})", fontsize=style.TICKS)
+    axes.set_ylabel("own test records: bits less, %", fontsize=style.TICKS)
     style.tidy(axes)
-    figure.legend(shown.values(), shown, loc="outside upper center", ncols=5, frameon=False, fontsize=style.LEGEND)
+    figure.legend(shown.values(), shown, loc="outside upper center", ncols=3, frameon=False, fontsize=style.LEGEND)
     return figure
 
 
