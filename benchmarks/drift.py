@@ -6,7 +6,7 @@
     python benchmarks/drift.py --only tiny facts loop --minutes 20
     python benchmarks/drift.py --table holds                     # drift at the end over the budget; trains nothing
     python benchmarks/drift.py --table pays                      # what every arm learned and lost
-    python benchmarks/drift.py --only smollm2 facts --chart docs/images/drift.png
+    python benchmarks/drift.py --only smollm2 facts --chart drift.png
 
 Each run is a LoRA at the product's defaults (rank 16, alpha 32, all linear layers, AdamW, cosine), about eight records
 a step, on one thread. A finished run is a line of --results, and is not run again. Beside them lies the general text
