@@ -216,18 +216,23 @@ def _read_files(
 
 def check_readable(path: str) -> None:
     """Refuse what ``readable_files`` refuses, and read nothing."""
-    if not path.strip() or not of_kinds_read(path, files.find(path)):
+    if not path.strip() or not files_read(path):
         readable_files(path)
 
 
 def check_beginning(path: str, text_column: str, encoding: str, record_format: str) -> None:
     """Refuse text that is there and is empty, or wrong in its first document; reads no further."""
-    documents = _read_files(of_kinds_read(path, files.find(path)), text_column, encoding, record_format)
+    documents = _read_files(files_read(path), text_column, encoding, record_format)
     if not any(not isinstance(document, TextFile) or next(document.pieces(), "") for document in documents):
         raise no_text([path])
 
 
-def of_kinds_read(path: str, found: Iterable[Path]) -> list[Path]:
+def files_read(path: str) -> list[Path]:
+    """The files that a source stands for and that are read, as ``_of_kinds_read``; nothing is said of the others."""
+    return _of_kinds_read(path, files.find(path))
+
+
+def _of_kinds_read(path: str, found: Iterable[Path]) -> list[Path]:
     """Those of a source's files that are text or records; of other suffixes where the path ends with it, as code does
     that is named by ``src/**/*.py``, and they hold text. Raises UserError for a folder of ``save_to_disk``."""
     if hub.is_saved(Path(path).expanduser()):
@@ -250,7 +255,7 @@ def readable_files(path: str) -> list[Path]:
     if not path.strip():  # an unset shell variable; Path would take it for the current folder
         raise UserError(f"--data-dir '{path}': is empty; {_REMEDY}")
     found, others = files.search(path)
-    chosen = of_kinds_read(path, found)
+    chosen = _of_kinds_read(path, found)
     others += Counter(file.suffix.lower() or "no suffix" for file in sorted({*found} - {*chosen}))
     about = _about_records(chosen)
     chosen = [file for file in chosen if file not in about]

@@ -61,8 +61,6 @@ class RecordFormat:
         needed: fields by which it is recognised.
         optional: fields that are read where they are there.
         chat: what a record says, given all its ``fields``, checked: texts, and lists of messages.
-        needs_answer: whether a conversation without the assistant is refused, and not counted and left out: where its
-            speakers go by other names than ours, that is the first that shows of it.
     """
 
     name: str
@@ -70,7 +68,6 @@ class RecordFormat:
     needed: tuple[str, ...]
     optional: tuple[str, ...]
     chat: Callable[[Record], Chat]
-    needs_answer: bool = False
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -134,7 +131,7 @@ FORMATS = (
         from_prompt_and_completion,
     ),
     RecordFormat("alpaca", "Alpaca", ("instruction", "output"), ("input", "system", HISTORY), from_alpaca),
-    RecordFormat("sharegpt", "ShareGPT", ("conversations",), ("system", TOOLS), from_sharegpt, needs_answer=True),
+    RecordFormat("sharegpt", "ShareGPT", ("conversations",), ("system", TOOLS), from_sharegpt),
     RecordFormat("input-output", "input and output", ("input", "output"), ("system",), from_input_and_output),
     RecordFormat(
         "question-answer",

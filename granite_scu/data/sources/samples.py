@@ -149,11 +149,6 @@ def _chat(place: str, record: Record, wanted: RecordFormat) -> Document:
     if plain and not any(text.strip() for text in plain):
         return Document(place, "")
     is_said = any(message.get("content") or not is_silent(message) for message in messages)
-    if wanted.needs_answer and is_said and all(message["role"] != ASSISTANT for message in messages):
-        raise UserError(
-            f"--data-dir {place}: {wanted.needed[0]} has no message from gpt or assistant to learn from; take the "
-            "record out"
-        )
     text = ""
     if is_said:
         # Of a message only what was said is taken: with another number or time of day it is still the same.

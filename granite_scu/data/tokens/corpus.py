@@ -13,7 +13,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources import files, samples
 from granite_scu.data.sources.documents import Document, TextFile
-from granite_scu.data.sources.read import Source, is_path, named_by, no_text, of_kinds_read, sources_of
+from granite_scu.data.sources.read import Source, files_read, is_path, named_by, no_text, sources_of
 from granite_scu.data.sources.record_formats import TEXT, in_words
 from granite_scu.data.tokens import cache
 from granite_scu.data.tokens.chat import DAY, Renderer
@@ -129,7 +129,7 @@ def _stamps(sources: list[str]) -> list[tuple[str, int, int]]:
     """Name, size and time of change of each of the user's files; whoever reads them reports what is wrong with them."""
     own = [name for name in sources if name.strip() and is_path(name)]
     try:
-        found = [file for name in own for file in of_kinds_read(name, files.find(name))]
+        found = [file for name in own for file in files_read(name)]
         return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in found]
     except (OSError, UserError):
         return []
