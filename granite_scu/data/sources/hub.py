@@ -60,7 +60,8 @@ def read(
         UserError: no such data set or configuration, no way to the hub, or records without what is needed.
     """
     name = split_of(source, wanted, streamed)
-    _say_what_is_read(source, (name,), tuple(sorted(set(_load(source, streamed)) - {name})))
+    if name != wanted or wanted == "train":
+        _say_what_is_read(source, (name,), tuple(sorted(set(_load(source, streamed)) - {name})))
     yield from documents(source, name, text_column, record_format, streamed)
 
 
@@ -150,7 +151,8 @@ def _load(source: str, streamed: bool = False) -> dict[str, Any]:
 def _say_what_is_read(source: str, read: tuple[str, ...], unread: tuple[str, ...]) -> None:
     """Name the splits that are passed over; once, though a source is read several times."""
     if unread:
-        _log.warning("%s: of its splits %s is read, and not %s", source, ", ".join(read), ", ".join(unread))
+        both = ", ".join(read), ", ".join(unread)
+        _log.warning("%s: of its splits %s is read, and not %s, unless for a flag of that name", source, *both)
 
 
 def _articles(name: str, lines: Iterable[str]) -> Iterator[Document]:

@@ -89,8 +89,8 @@ def say_formats(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, apart: Seque
     """
     every = corpus.record_formats()
     if every.keys() - {TEXT}:
-        by_source = {name: corpus.record_formats(number) for number, name in enumerate(apart)}
-        for name, counts in (by_source or {"": every}).items():
+        by_source = [(name, corpus.record_formats(number)) for number, name in enumerate(apart)]
+        for name, counts in by_source or [("", every)]:
             if counts:
                 words = in_words(counts, has_template=tokenizer.chat_template is not None)
                 _log.info(f"{name}: {words}" if name else words)

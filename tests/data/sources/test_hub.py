@@ -71,13 +71,25 @@ def test_of_several_sources_the_training_split_is_read_and_those_that_are_not_ar
     assert "of its splits train is read, and not test, validation" in caplog.text
 
 
-def test_what_is_held_out_is_the_split_of_that_name(folder):
+def test_what_is_held_out_is_the_split_of_that_name(folder, caplog):
     own = {"validation_data": f"hf:{folder}", "test_data": f"hf:{folder}"}
     config = DataConfig(f"hf:{folder}", **own)
     texts = {source.split: [document.text for document in source.read()] for source in sources_of(config)}
     assert {split: (found[0], len(found)) for split, found in texts.items()} == {
         "": ("train 0", 5), "validation": ("validation 0", 2), "test": ("test 0", 1)
     }  # fmt: skip
+    assert caplog.text.count("of its splits") == 1  # of what is trained on
+
+
+def test_each_flag_has_its_line_where_all_name_one_data_set(tmp_path, chatting, caplog):
+    caplog.set_level("INFO")
+    for name in ("train", "test"):
+        rows = [{"question": f"{name} {i}", "answer": "a"} for i in range(20)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[: len(name) * 4]))
+    config = DataConfig(f"hf:{tmp_path}", test_data=f"hf:{tmp_path}", cache_dir=str(tmp_path / "cache"))
+    prepare(config, chatting)
+    said = [line.rpartition(": ")[2] for line in caplog.messages if "read as question and answer" in line]
+    assert said == ["20 conversations", "16 conversations"]
 
 
 def test_a_split_is_not_held_out_where_it_is_read_for_another(folder):
