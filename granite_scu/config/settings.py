@@ -398,7 +398,7 @@ class DataConfig(Group):
             tenth, or a little more of a few (at most a fifth).
         text_column: field of a record (jsonl, json, csv, parquet) that holds the text.
         record_format: fields that records are read by: text (text_column), messages, prompt-completion, alpaca
-            (instruction, input, output), sharegpt (conversations), input-output or question-answer; auto recognises
+            (instruction, input, output), sharegpt (conversations), or a pair such as question-answer; auto recognises
             them, and takes a text where there is one.
         encoding: of text files, such as latin-1.
         block_size: tokens in a block.
@@ -441,7 +441,17 @@ class DataConfig(Group):
     )
     text_column: str = "text"
     record_format: Literal[
-        "auto", "text", "messages", "prompt-completion", "alpaca", "sharegpt", "input-output", "question-answer"
+        "auto",
+        "text",
+        "messages",
+        "prompt-completion",
+        "alpaca",
+        "sharegpt",
+        "input-output",
+        "question-answer",
+        "instruction-response",
+        "prompt-response",
+        "user-assistant",
     ] = "auto"
     encoding: str = "utf-8"
     block_size: int = setting(1024, rule=_at_least(8, " tokens", MAX_BLOCK))

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from granite_scu.config.untrusted_input import parse_json
 from granite_scu.control.units import counted
 from granite_scu.data.sources.documents import ASSISTANT, ROLES, WEIGHT
-from granite_scu.data.sources.formats import Record
+from granite_scu.data.sources.formats import Record, unambiguous
 
 AUTO, TEXT = "auto", "text"
 """Values of ``--record-format`` beside the names of ``FORMATS``: recognise the format, or read the text column."""
@@ -27,11 +28,18 @@ EITHER = ("prompt", "completion")
 OF_MESSAGES = ("messages", "conversations")
 """Fields that hold messages. All others but tools hold a text; null or missing is an empty one."""
 
+SYSTEM = ("system", "system_prompt")
+"""Fields for what the system says; the first counts that says something."""
+
+CALL = "function_call"
+"""Field of a message, of OpenAI's first files, and speaker of a message that is JSON, of LLaMA-Factory's."""
+
 SPEAKERS = {
     **{role: role for role in ROLES},
     "function": "tool",
     "human": "user",
-    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), ASSISTANT),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", CALL), ASSISTANT),
+    "observation": "tool",
 }
 """Who may speak in a conversation, by the names of chat templates and by ShareGPT's, and the role of each."""
 
@@ -61,6 +69,7 @@ class RecordFormat:
         needed: fields by which it is recognised.
         optional: fields that are read where they are there.
         chat: what a record says, given all its ``fields``, checked: texts, and lists of messages.
+        is_common: whether its fields are words that other records have, too: any other format goes before it.
     """
 
     name: str
@@ -68,6 +77,7 @@ class RecordFormat:
     needed: tuple[str, ...]
     optional: tuple[str, ...]
     chat: Callable[[Record], Chat]
+    is_common: bool = False
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -85,7 +95,7 @@ def from_prompt_and_completion(record: Record) -> Chat:
     system, prompt, completion = record["system"], record["prompt"], record["completion"]
     if isinstance(prompt, str):
         messages = turns(system, prompt, completion)
-        plain = "\n\n".join(part for part in (system, prompt) if part.strip()) if system.strip() else prompt
+        plain = _joined(system, prompt) if system.strip() else prompt
         return Chat(messages, len(messages) - 1, (plain, completion))
     prompt = _with_system(system, prompt)
     return Chat(prompt + completion, len(prompt))
@@ -98,8 +108,7 @@ def from_alpaca(record: Record) -> Chat:
     base models of 2023, which had none, were told. A tokenizer without chat template still gets it.
     """
     system, instruction, context, output = (record[name] for name in ("system", "instruction", "input", "output"))
-    request = "\n\n".join(part for part in (instruction, context) if part.strip())
-    *first, asked, answer = turns(system, request, output)
+    *first, asked, answer = turns(system, _joined(instruction, context), output)
     if before := [message for pair in record[HISTORY] for message in turns("", *pair)]:
         return Chat([*first, *before, asked, answer])
     return Chat([*first, asked, answer], plain=(alpaca_prompt(instruction, context, system), output))
@@ -110,36 +119,39 @@ def from_sharegpt(record: Record) -> Chat:
     return Chat(_with_system(record["system"], record["conversations"]))
 
 
-def from_input_and_output(record: Record) -> Chat:
-    """A text of the user and the answer to it."""
-    return Chat(turns(record["system"], record["input"], record["output"]))
+def _pair(*asked: str, answer: str, is_common: bool = False) -> RecordFormat:
+    """The format of a request and its answer, texts both, called after them; the fields of the request are what the
+    user says, in this order and a blank line apart, and ``context`` may be missing."""
+    needed = (*(name for name in asked if name != "context"), answer)
+
+    def chat(record: Record) -> Chat:
+        return Chat(turns(record["system"], _joined(*(record[name] for name in asked)), record[answer]))
+
+    optional = ("context",) * ("context" in asked) + SYSTEM
+    return RecordFormat("-".join(needed), " and ".join(needed), needed, optional, chat, is_common)
 
 
-def from_question_and_answer(record: Record) -> Chat:
-    """The user gives a context, a blank line and a question; the answer to it."""
-    asked = "\n\n".join(part for part in (record["context"], record["question"]) if part.strip())
-    return Chat(turns(record["system"], asked, record["answer"]))
+def _joined(*parts: str) -> str:
+    """Texts a blank line apart; one alone as it is."""
+    return "\n\n".join(part for part in parts if part.strip()) if parts[1:] else parts[0]
 
 
 FORMATS = (
-    RecordFormat("messages", "messages", ("messages",), ("system", TOOLS, FUNCTIONS), from_messages),
+    RecordFormat("messages", "messages", ("messages",), (*SYSTEM, TOOLS, FUNCTIONS), from_messages),
     RecordFormat(
         "prompt-completion",
         "prompt and completion",
         ("prompt", "completion"),
-        ("system", TOOLS),
+        (*SYSTEM, TOOLS),
         from_prompt_and_completion,
     ),
-    RecordFormat("alpaca", "Alpaca", ("instruction", "output"), ("input", "system", HISTORY), from_alpaca),
-    RecordFormat("sharegpt", "ShareGPT", ("conversations",), ("system", TOOLS), from_sharegpt),
-    RecordFormat("input-output", "input and output", ("input", "output"), ("system",), from_input_and_output),
-    RecordFormat(
-        "question-answer",
-        "question and answer",
-        ("question", "answer"),
-        ("context", "system"),
-        from_question_and_answer,
-    ),
+    RecordFormat("alpaca", "Alpaca", ("instruction", "output"), ("input", *SYSTEM, HISTORY), from_alpaca),
+    RecordFormat("sharegpt", "ShareGPT", ("conversations",), (*SYSTEM, TOOLS), from_sharegpt),
+    _pair("input", answer="output"),
+    _pair("context", "question", answer="answer"),
+    _pair("instruction", "context", answer="response", is_common=True),
+    _pair("prompt", answer="response", is_common=True),
+    _pair("user", answer="assistant", is_common=True),
 )
 
 BY_NAME = {each.name: each for each in FORMATS}
@@ -156,7 +168,8 @@ def matching(record: Mapping[str, Any]) -> list[RecordFormat]:
     A format whose fields are all fields of another that matches is none of its own: Alpaca has ``input`` and
     ``output``. In a table that was joined from several, the empty fields do not count.
     """
-    complete = [each for each in FORMATS if all(name in record for name in each.needed)]
+    every = [each for each in FORMATS if all(name in record for name in each.needed)]
+    complete = [each for each in every if not each.is_common] or every
     if len(complete) < 2:
         return complete
     own = [
@@ -224,9 +237,20 @@ def as_message(entry: dict[str, Any]) -> dict[str, Any]:
     for ours, theirs in (("role", "from"), ("content", "value")):
         if ours not in message and theirs in message:
             message[ours] = message.pop(theirs)
-    if (call := message.pop("function_call", None)) and not message.get("tool_calls"):  # of OpenAI's first files
+    if (call := message.pop(CALL, None)) and not message.get("tool_calls"):
         message["tool_calls"] = [{"type": "function", "function": call}]
-    if message.pop("train", True) is False:  # of axolotl
-        message[WEIGHT] = 0
+    if (train := message.pop("train", 1)) != 1:  # of axolotl
+        message[WEIGHT] = train or 0
     role = message.get("role")
+    if role == CALL:
+        message["tool_calls"] = _calls(message.pop("content", None))
     return {**message, "role": SPEAKERS[role]} if isinstance(role, str) and role in SPEAKERS else message
+
+
+def _calls(said: Any) -> list[Any]:
+    """The calls that a text holds as JSON, one or a list; itself where it is none, which is refused where it shows."""
+    try:
+        found = parse_json(said, object_pairs_hook=unambiguous) if isinstance(said, str) else said
+    except ValueError:
+        found = said
+    return found if isinstance(found, list) else [found]

@@ -30,6 +30,7 @@ from granite_scu.data.sources.record_formats import (
     HISTORY,
     OF_MESSAGES,
     SPEAKERS,
+    SYSTEM,
     TEXT,
     TOOLS,
     RecordFormat,
@@ -43,12 +44,15 @@ MESSAGES = "messages"
 SAID = ("role", "content", *REASONING, "name", "tool_calls", "tool_call_id", WEIGHT)
 """The words of a message, without the other fields of its record."""
 
+LABEL = "label"
+"""Field that says of preference data whether an answer is a good one."""
+
 _KNOWN = ", ".join(" and ".join(each.needed) for each in FORMATS[:-1]) + f", or {' and '.join(FORMATS[-1].needed)}"
 
 
 def columns(text_column: str) -> tuple[str, ...]:
     """The fields that are read of a record."""
-    return tuple(dict.fromkeys((text_column, *FIELDS)))
+    return tuple(dict.fromkeys((text_column, *FIELDS, LABEL)))
 
 
 def documents_of(records: Iterable[tuple[str, Record]], column: str, record_format: str) -> Iterator[Document]:
@@ -69,6 +73,9 @@ def documents_of(records: Iterable[tuple[str, Record]], column: str, record_form
             for other in matching(record):
                 if all(record[name] for name in other.needed):
                     _say_passed_over(place, column, other)
+        if not number and document.record_format:
+            read = BY_NAME[document.record_format].fields if isinstance(document, Conversation) else (column,)
+            _say_unread(place, ", ".join(name for name in record if name not in read))
         if isinstance(document, Conversation):
             first = first or document.record_format
             if document.record_format != first:
@@ -81,6 +88,12 @@ def documents_of(records: Iterable[tuple[str, Record]], column: str, record_form
 
 
 @functools.cache  # files are read more than once
+def _say_unread(place: str, fields: str) -> None:
+    if fields:
+        _log.info("%s: fields not read: %s", place, fields)
+
+
+@functools.cache
 def _say_passed_over(place: str, column: str, other: RecordFormat) -> None:
     """Warn that a record whose text is read is a conversation in another format, too."""
     fields, remedy = " and ".join(other.needed), f"--record-format {other.name} reads these instead"
@@ -103,13 +116,17 @@ def as_document(place: str, record: Record, column: str, record_format: str = AU
     Raises:
         UserError: no fields that are known or those of two formats, or not what they must hold.
     """
-    is_joined = record.get(column) is None and any(all(record.get(name) for name in each.needed) for each in FORMATS)
-    record = {name: "" if value is None else value for name, value in record.items()}
+    # pandas writes what is missing as NaN, the one value that is not itself.
+    record = {name: "" if value is None or value != value else value for name, value in record.items()}
+    is_joined = not record.get(column) and any(all(record.get(name) for name in each.needed) for each in FORMATS)
     wants_text = record_format == TEXT or (record_format == AUTO and column != MESSAGES and not is_joined)
     if wants_text and column in record:
         text = _text(record[column], f"field {column!r}", place, "; name another with --text-column")
         return Document(place, text, record_format=TEXT)
-    return _chat(place, record, _format_of(place, record, column, record_format))
+    wanted = _format_of(place, record, column, record_format)
+    if str(record.get(LABEL)).lower() in ("true", "false"):  # a text in csv
+        raise _preferences(place, record)
+    return _chat(place, record, wanted)
 
 
 def _format_of(place: str, record: Record, column: str, record_format: str) -> RecordFormat:
@@ -130,9 +147,12 @@ def _format_of(place: str, record: Record, column: str, record_format: str) -> R
             f"--data-dir {place}: has the fields of more than one format, {both}; say which is meant with "
             f"--record-format {' or '.join(each.name for each in found)}"
         )
+    if not found and {"chosen", "rejected"} <= record.keys():
+        raise _preferences(place, record)
     lists = [name for name, value in record.items() if isinstance(value, list) and isinstance([*value, 0][0], dict)]
     if lists and not found:
-        what = f"call {lists[0]} messages" if "role" in record[lists[0]][0] else "give what is in that list alone"
+        is_chat = "role" in record[lists[0]][0]
+        what = f"call {lists[0]} messages, of role and content each" if is_chat else "give what is in that list alone"
         raise UserError(f"--data-dir {place}: no field {column!r}, and {lists[0]!r} holds a list of objects; {what}")
     if not found:
         raise UserError(
@@ -140,6 +160,14 @@ def _format_of(place: str, record: Record, column: str, record_format: str) -> R
             f"{_KNOWN}"
         )
     return found[0]
+
+
+def _preferences(place: str, record: Record) -> UserError:
+    """What data gets in which bad answers stand among the good ones: all would be learned."""
+    return UserError(
+        f"--data-dir {place}: is preference data ({', '.join(record)}), and all answers are learned as good ones; give "
+        f"the chosen ones, or those with a true {LABEL}, as prompt and completion, and leave the others and {LABEL} out"
+    )
 
 
 def _chat(place: str, record: Record, wanted: RecordFormat) -> Document:
@@ -176,6 +204,8 @@ def _fields(place: str, record: Record, wanted: RecordFormat) -> Record:
         else:
             both = f"; give {EITHER[0]} and {EITHER[1]} both as texts or as messages" if name in EITHER else ""
             found[name] = _text(value, f"field {name!r}", place, both or "; give a text")
+    first, second = SYSTEM
+    found[first] = found[first] or found.pop(second)
     if functions := found.pop(FUNCTIONS, None):
         found[TOOLS] = found[TOOLS] or [{"type": "function", "function": function} for function in functions]
     return found
@@ -227,12 +257,17 @@ def _check(message: Any, what: str, place: str) -> None:
     if not isinstance(message, dict):
         raise UserError(f'--data-dir {place}: {what} is no object; give {{"role": "user", "content": "..."}}')
     role, content = message.get("role"), message.get("content")
+    if "train_detail" in message:
+        raise UserError(
+            f"--data-dir {place}: {what} has train_detail, which weighs parts of a message; give train or weight, for "
+            "the whole of it"
+        )
     if role not in ROLES:
         raise UserError(f"--data-dir {place}: {what} has the unknown role {role!r}; roles are {', '.join(SPEAKERS)}")
     if role == ASSISTANT and message.get(WEIGHT, 1) not in (0, 1):
         raise UserError(
-            f"--data-dir {place}: {what} has the weight {message[WEIGHT]!r}; give 0 where it is not to be "
-            "learned, 1 or nothing where it is"
+            f"--data-dir {place}: {what} has the weight or train {message[WEIGHT]!r}; give 0 where it is "
+            "not to be learned, 1 or nothing where it is"
         )
     if isinstance(content, str):
         _text(content, what, place, "")

@@ -45,6 +45,14 @@ def test_a_call_beside_its_id_and_the_one_of_the_first_files_become_the_same():
     made = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
     (message,) = regular(calling({"id": "c", "name": "f", "arguments": '{"x": 1}'}))
     assert message["tool_calls"] == [made | {"id": "c"}]
+    pair = [
+        {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+        {"from": "observation", "value": "1"},
+    ]
+    assert as_document("a.jsonl:1", {"conversations": pair}, "text").messages == (
+        {"role": "assistant", "tool_calls": [made]},
+        {"role": "tool", "content": "1"},
+    )
     old = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"x": 1}'}}
     record = {
         "messages": [{"role": "user", "content": "?"}, old, {"role": "function", "name": "f", "content": "1"}],
