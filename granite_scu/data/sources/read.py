@@ -30,8 +30,8 @@ _NAMED = 3
 """Files that are named of each part, where they are not more."""
 _NO_WORDS = {"of", *(suffix.removeprefix(".") for suffix in (*formats.SUFFIXES, *files.PACKED))}
 """Words of names that say nothing of a part: of ``00000-of-00001``, and suffixes."""
-ABOUT = ("README", "LICENSE", "LICENCE", "NOTICE", "CITATION")
-"""Names of texts that, beside records or above them, tell of these, and are not what is to be learned."""
+ABOUT = ("README", "LICENSE", "LICENCE", "NOTICE", "CITATION", "DATASET_INFO", "DATASET_INFOS", "DATASET_DICT")
+"""Names of texts, and of JSON, that beside records or above them tell of these, and are not what is to be learned."""
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def sources_of(config: DataConfig) -> list[Source]:
     how = config.text_column, config.encoding, config.record_format, config.stream
     found = [source(name, *how) for name in config.sources or [DEFAULT_DATASET]]
     _check_once("--data-dir", config.sources, found)
-    if len(found) > 1 and (divided := _divided([file for each in found for file in each.files or ()])):
+    if divided := _divided([file for each in found for file in each.files or ()], by_train=False):
         _log.warning("--data-dir %s: %s", config.named, divided)  # whoever names each file may want it
     if config.files:
         _check_splits(config)
@@ -228,7 +228,7 @@ def check_beginning(path: str, text_column: str, encoding: str, record_format: s
 
 
 def files_read(path: str) -> list[Path]:
-    """The files that a source stands for and that are read, as ``_of_kinds_read``; nothing is said of the others."""
+    """The files that a source stands for and that are read; the log does not count the others."""
     return _of_kinds_read(path, files.find(path))
 
 
@@ -275,15 +275,19 @@ def readable_files(path: str) -> list[Path]:
 
 def _about_records(found: Sequence[Path]) -> list[Path]:
     """The texts of a data set that tell of its records, as those of the hub have them."""
-    folders = {folder for file in found if files.kind(file) in formats.RECORDS for folder in file.parents}
-    texts = (file for file in found if files.kind(file) in formats.TEXTS and file.parent in folders)
-    return [file for file in texts if file.name.partition(".")[0].upper() in ABOUT]
+    kinds = (*formats.TEXTS, ".json")
+    about = [file for file in found if files.kind(file) in kinds and file.name.partition(".")[0].upper() in ABOUT]
+    records = (file for file in {*found} - {*about} if files.kind(file) in formats.RECORDS)
+    folders = {folder for file in records for folder in file.parents}
+    return [file for file in about if file.parent in folders]
 
 
-def _divided(chosen: Sequence[Path]) -> str:
-    """What is wrong with files that their names divide: what is held out there would be trained on; empty: nothing."""
+def _divided(chosen: Sequence[Path], by_train: bool = True) -> str:
+    """What is wrong with files that their names divide: what is held out there would be trained on; empty: nothing.
+    Only a file for training beside them makes that sure (``by_train``); any other makes it likely."""
     parts = {file: _parts(file) for file in chosen}
-    learned = {place for both in parts.values() for part, place in both if part in _LEARNED}
+    learned = {place for both in parts.values() for part, place in both
+               if part in _LEARNED or not (by_train or part in _HELD_OUT)}  # fmt: skip
     held = {file: _HELD_OUT[part] for file, both in parts.items()
             for part, place in both if part in _HELD_OUT and place in learned}  # fmt: skip
     if not held:
@@ -319,6 +323,8 @@ def _words(name: str) -> list[str]:
 
 def _why_nothing(path: str, others: Counter[str]) -> str:
     root = Path(path).expanduser()
+    if root.is_file() and root.suffix.lower() in files.PACKED:
+        return f"its name does not say what is packed in it, as chats.jsonl{root.suffix} does; unpack or rename it"
     if root.is_file():
         return f"cannot read {root.suffix or 'files without suffix'}"
     if others:

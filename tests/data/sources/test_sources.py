@@ -78,7 +78,9 @@ def test_a_folder_that_its_files_divide_is_refused_with_the_flags_to_give(tmp_pa
     assert f"give {given}" in caplog.text
     (tmp_path / "train-0.jsonl").rename(tmp_path / "tests.jsonl")
     (tmp_path / "train-1.jsonl").unlink()
-    assert len(load(str(tmp_path), "text")) == 3
+    caplog.clear()
+    assert len(sources_of(DataConfig(str(tmp_path)))[0].files) == 3
+    assert f"give --data-dir {tmp_path / 'notes.jsonl'} {tmp_path / 'tests.jsonl'} {flag}" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -114,8 +116,9 @@ def test_a_text_about_the_records_beside_it_is_left_out_unless_it_is_named(tmp_p
     (tmp_path / "data" / "a.jsonl").write_text('{"text": "a record"}\n')
     (tmp_path / "notes.txt").write_text("a text")
     (tmp_path / "README.md").write_text("These are records.")
+    (tmp_path / "dataset_info.json").write_text('{"mine": {"file_name": "data/a.jsonl"}}')
     assert [document.text for document in load(str(tmp_path), "text")] == ["a record", "a text"]
-    assert f"left out {tmp_path / 'README.md'}" in caplog.text
+    assert f"left out {tmp_path / 'README.md'}, {tmp_path / 'dataset_info.json'}" in caplog.text
     assert [document.text for document in load(str(tmp_path / "README.md"), "text")] == ["These are records."]
 
 
