@@ -22,10 +22,6 @@ PIECE = 1 << 20
 LONGEST_LINE = 50_000_000
 """Characters of a line or field of a file of records, which is read at once."""
 
-MAX_UNPACKED, MAX_TIMES = 8_000_000, 200
-"""Bytes, and times its own size, that a file may unpack to. Words shrink to a third, and the log of a machine, which
-says the same again and again, to a fiftieth; a file that says nothing may fill any memory and any day."""
-
 
 def kind(path: Path) -> str:
     """The suffix that says what a file holds, in lower case and without that of a compression.
@@ -78,10 +74,10 @@ def search(given: str) -> tuple[list[Path], Counter[str]]:
 
 def _matched(given: str) -> list[Path]:
     root = Path(given).expanduser()
-    if root.is_file() or root.is_dir():
-        return [root]
-    if root.exists():
+    if root.exists() and not (root.is_file() or root.is_dir()):
         raise UserError(f"--data-dir {root}: neither a file nor a folder; give one that holds text")
+    if root.exists() or root.is_symlink():  # of a link that leads nowhere, who reads it says so
+        return [root]
     if glob.has_magic(given):
         _check_searched(root)
         return [Path(name) for name in glob.glob(str(root), recursive=True)]
@@ -171,23 +167,6 @@ def _unpacked(path: Path) -> IO[bytes]:
             return path.open("rb")
 
 
-def check_unpacked(path: Path, size: int) -> None:
-    """Refuse a file that unpacks to far more than a text can.
-
-    Args:
-        path: of the file as it lies on the disk.
-        size: bytes that it has unpacked to so far, or says that it will.
-
-    Raises:
-        UserError: it is more than ``MAX_UNPACKED``, and more than ``MAX_TIMES`` the file's own size.
-    """
-    if size > MAX_UNPACKED and size > MAX_TIMES * path.stat().st_size:
-        raise UserError(
-            f"--data-dir {path}: unpacks to more than {MAX_TIMES} times its size, as no text does; where that is "
-            "meant, unpack it first"
-        )
-
-
 def unix(text: str) -> str:
     """The text with the line ends that models know: a carriage return before one is Windows', and would be learned."""
     return text.replace("\r\n", "\n")
@@ -199,8 +178,8 @@ def decoded(path: Path, encoding: str) -> Iterator[str]:
     A file that begins with the mark of UTF-16 is read as that where UTF-8 is asked for.
 
     Raises:
-        UserError: bytes that the encoding does not have, and names the first of them and its line; NUL, which no text
-            has; or too many bytes in a small file.
+        UserError: bytes that the encoding does not have, and names the first of them and its line; or NUL, which no
+            text has.
     """
     decoder: codecs.IncrementalDecoder | None = None
     offset = line = 0  # bytes read and lines handed on so far
@@ -209,7 +188,6 @@ def decoded(path: Path, encoding: str) -> Iterator[str]:
         while True:
             data = stream.read(PIECE)
             offset += len(data)
-            check_unpacked(path, offset)
             decoder = decoder or _decoder(data, encoding)
             try:
                 text = decoder.decode(data, final=not data)

@@ -121,11 +121,17 @@ DELIMITERS = (",", ";", "\t", "|")
 """Of csv files, tried in this order on the header."""
 
 ROWS = 16
-"""Rows of a parquet file that are held at a time. A few bytes of it may say that each is of many megabytes."""
+"""Rows of a parquet file that are held at a time."""
+
+MAX_UNPACKED, MAX_TIMES = 8_000_000, 200
+"""Bytes, and times the file's own size, that these may unpack to."""
+
+
+_A_LINE = "each line must be one JSON object; call a file .json that is one list of them"
 
 
 def read_jsonl(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Record]]:
-    """One JSON object a line; blank lines are passed over.
+    """One JSON object a line, or a list of messages; blank lines are passed over.
 
     Args:
         path: of the file.
@@ -136,8 +142,6 @@ def read_jsonl(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[
         UserError: a line that is not a JSON object.
     """
     for number, line in enumerate(files.lines(path, encoding), start=1):
-        if line.lstrip().startswith("["):
-            raise UserError(f"--data-dir {path}:{number}: a list begins; call the file .json, which may hold one")
         if line.strip():
             yield f"{path}:{number}", _object(line, f"{path}:{number}")
 
@@ -147,14 +151,17 @@ def _object(line: str, place: str) -> Record:
         record = parse_json(line.rstrip(), object_pairs_hook=unambiguous)
     except ValueError as error:
         reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise UserError(f"--data-dir {place}: not valid JSON ({reason}); each line must be one JSON object") from error
-    return _record(record, place, "each line")
+        raise UserError(f"--data-dir {place}: not valid JSON ({reason}); {_A_LINE}") from error
+    return _record(record, place, _A_LINE)
 
 
-def _record(value: Any, place: str, what: str = "each record") -> Record:
+def _record(value: Any, place: str, remedy: str = 'each record must be one, as {"text": "..."}') -> Record:
+    """A record, or the messages of a conversation without one around them."""
+    is_chat = isinstance(value, list) and all(isinstance(each, dict) and {"role", "from"} & {*each} for each in value)
+    if is_chat and value:
+        return {"messages": value}
     if not isinstance(value, dict):
-        kind = type(value).__name__
-        raise UserError(f'--data-dir {place}: a {kind}, not an object; {what} must be one, as {{"text": "..."}}')
+        raise UserError(f"--data-dir {place}: a {type(value).__name__}, not an object; {remedy}")
     return value
 
 
@@ -195,16 +202,16 @@ def read_csv(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tu
     Raises:
         UserError: a row with more or fewer fields than the header, or quotes that do not end.
     """
+    is_tsv = files.kind(path) == ".tsv"
     csv.field_size_limit(files.LONGEST_LINE)  # the module's own limit is 128 KiB: less than many a text
     lines = files.lines(path, encoding)
     number, first = next(((n, line) for n, line in enumerate(lines, start=1) if line.strip()), (1, ""))
     if not first:
         return
     try:
-        header, delimiter = _header(first, f"{path}:{number}", columns, tabbed=files.kind(path) == ".tsv")
+        header, delimiter = _header(first, f"{path}:{number}", columns, is_tsv)
         above, number = number, number + 1
-        rows = csv.reader(lines, delimiter=delimiter, strict=True)
-        for row in rows:
+        for taken, row in _csv_rows(lines, delimiter, is_tsv and delimiter == "\t"):
             if row and len(row) != len(header):
                 raise UserError(
                     f"--data-dir {path}:{number}: {len(row)} fields under a header of {len(header)}; quote fields that "
@@ -213,11 +220,40 @@ def read_csv(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tu
             if row:
                 # An empty field is the null that csv has no other way to write.
                 yield f"{path}:{number}", {name: field or None for name, field in zip(header, row, strict=True)}
-            number = above + rows.line_num + 1
+            number = above + taken + 1
     except csv.Error as error:
         raise UserError(
             f"--data-dir {path}:{number}: not valid csv ({error}); close quotes, and double those inside a field"
         ) from error
+
+
+def _csv_rows(lines: Iterator[str], delimiter: str, is_tsv: bool) -> Iterator[tuple[int, list[str]]]:
+    """Each row, after the number of lines so far. Raises csv.Error.
+
+    In many a .tsv a quote is a character like others. A line that is no csv is then divided at its tabs alone, and a
+    quote that would swallow fields of the next line is an error.
+    """
+    line = ""
+
+    def kept() -> Iterator[str]:
+        nonlocal line
+        for line in lines:  # noqa: UP028
+            yield line
+
+    rows, taken = csv.reader(kept(), delimiter=delimiter, strict=True), 0
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if not is_tsv or "expected after" not in str(error) or rows.line_num > taken + 1:
+                raise
+            row = line.rstrip("\r\n").split("\t")
+        if is_tsv and any("\t" in field and "\n" in field for field in row):
+            raise csv.Error("a quote that begins here ends on a later line, and tabs stand between")
+        taken = rows.line_num
+        yield taken, row
 
 
 def _header(line: str, place: str, columns: tuple[str, ...], tabbed: bool) -> tuple[list[str], str]:
@@ -225,9 +261,9 @@ def _header(line: str, place: str, columns: tuple[str, ...], tabbed: bool) -> tu
     if "\r" in line.rstrip("\r\n"):
         raise UserError(f"--data-dir {place}: lines end in a carriage return alone; convert the file, as with mac2unix")
     marks = sorted(DELIMITERS, key=lambda mark: mark != "\t") if tabbed else DELIMITERS
-    fields = {mark: [name.strip() for row in csv.reader([line], delimiter=mark) for name in row] for mark in marks}
-    delimiter = next((mark for mark in marks if set(fields[mark]) & set(columns)), marks[0])
-    header = fields[delimiter]
+    found = [(mark, [name.strip() for row in csv.reader([line], delimiter=mark) for name in row]) for mark in marks]
+    small = [(mark, [name.lower() for name in names]) for mark, names in found]  # of a spreadsheet: Question, Answer
+    delimiter, header = next((each for each in (*found, *small) if {*each[1]} & {*columns}), found[0])
     for name in columns[:1] if columns[0] in header else columns:
         if header.count(name) > 1:
             raise UserError(f"--data-dir {place}: several columns are called {name!r}; give each a name of its own")
@@ -243,7 +279,7 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
         columns: those that are read; of the others a row has the names, for messages.
 
     Raises:
-        UserError: not a parquet file, or a small one that unpacks to far more than texts do.
+        UserError: not a parquet file, or a small one of which a few rows fill the memory.
     """
     import pyarrow  # takes a while, and only these files need it
     from pyarrow import parquet
@@ -255,14 +291,11 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
             wanted = [name for name in names if name in columns] or names[:1]
             if twice := next((name for name in wanted if wanted.count(name) > 1), None):
                 raise UserError(f"--data-dir {path}: has two columns {twice}; name one of them differently")
-            files.check_unpacked(path, _said_size(table.metadata, wanted))
             every: Record = dict.fromkeys(names)
-            number = size = 0
+            number = 0
             for batch in table.iter_batches(ROWS, columns=wanted):
-                for row in _rows(batch, f"{path}: rows {number + 1} to {number + batch.num_rows}"):
+                for row in _rows(batch, path, f"rows {number + 1} to {number + batch.num_rows}"):
                     number += 1
-                    size += _characters(row)  # of a text that is stored once for many rows, too
-                    files.check_unpacked(path, size)
                     yield f"{path}: row {number}", every | row
         except (pyarrow.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what is in the file
@@ -271,31 +304,25 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
             raise UserError(f"--data-dir {path}: not a complete parquet file ({reason}); export it again") from error
 
 
-def _said_size(metadata: Any, wanted: list[str]) -> int:
-    """Bytes that columns of a parquet file unpack to, as its own footer has it."""
-    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    columns = (group.column(number) for group in groups for number in range(group.num_columns))
-    return sum(each.total_uncompressed_size for each in columns if each.path_in_schema.split(".")[0] in wanted)
-
-
-def _characters(value: Any) -> int:
-    """Of the texts in a value."""
-    if isinstance(value, dict | list):
-        return sum(map(_characters, value.values() if isinstance(value, dict) else value))
-    return len(value) if isinstance(value, str | bytes) else 0
-
-
-def _rows(batch: Any, place: str) -> list[Record]:
-    """The rows of a batch. Raises UserError for texts and times that are none: pyarrow looks at them only here."""
+def _rows(batch: Any, path: Path, place: str) -> list[Record]:
+    """The rows of a batch. Raises UserError for texts and times that are none, since pyarrow looks at them only here,
+    and for too many bytes: the file may say in a few that each row is of many megabytes."""
+    if batch.nbytes > max(MAX_UNPACKED, MAX_TIMES * path.stat().st_size):
+        raise UserError(
+            f"--data-dir {path}: {place} unpack to more than {MAX_TIMES} times the file's size, and are read at once; "
+            "give long texts as files of their own (.txt)"
+        )
     try:
         return batch.to_pylist()
     except (ValueError, OverflowError) as error:
         reason = "bytes that are not UTF-8 in a column of texts" if isinstance(error, UnicodeDecodeError) else error
-        raise UserError(f"--data-dir {place}: cannot be read ({reason}); export the file again") from error
+        raise UserError(f"--data-dir {path}: {place}: cannot be read ({reason}); export the file again") from error
 
 
 RECORDS: dict[str, Callable[[Path, str, tuple[str, ...]], Iterator[tuple[str, Record]]]] = {
     ".jsonl": read_jsonl,
+    ".ndjson": read_jsonl,
+    ".jsonlines": read_jsonl,
     ".json": read_json,
     ".csv": read_csv,
     ".tsv": read_csv,
