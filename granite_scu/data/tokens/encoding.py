@@ -238,6 +238,7 @@ class _Encoder:
         self.is_special = np.zeros(1 + max(tokenizer.get_vocab().values()), bool)
         self.is_special[tokenizer.all_special_ids] = True
         self.control = control
+        self.may_be_cut = _may_be_cut(tokenizer)
 
     @cached_property
     def without_special_tokens(self) -> Any:
@@ -257,6 +258,12 @@ class _Encoder:
         """The encoding of a piece with control tokens that are read as text; those of a chat template stay tokens."""
         if not piece.is_conversation:
             return self._as_text(piece.text, piece.name)
+        if not self.may_be_cut:
+            token = piece.text[slice(*piece.written[0])]
+            raise UserError(
+                f"--control-tokens text: {piece.name} holds the control token {token}, and the tokenizer of --model "
+                "adds a space to what is tokenised apart from it; take it out, or choose tokens"
+            )
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         bounds = [0, *(bound for place in piece.written for bound in place), len(piece.text)]

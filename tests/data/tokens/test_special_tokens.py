@@ -9,6 +9,7 @@ from chat_forms import FORMS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outcomes import refusal
+from tokenizers import normalizers
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, DataConfig
@@ -38,6 +39,14 @@ def test_in_a_chat_they_are_letters_and_the_templates_own_are_tokens(chatting):
     assert stream.tokens.tolist() == prompt + answer
     assert stream.targets.tolist() == [False] * len(prompt) + [True] * len(answer)
     assert stream.widths.tolist() == [int(token < 256) for token in prompt + answer]
+
+
+def test_where_a_tokenizer_would_add_spaces_around_them_they_are_refused(chatting):
+    spaced = copy.deepcopy(chatting)
+    spaced.backend_tokenizer.normalizer = normalizers.Prepend("_")
+    begins = "--control-tokens text: chats.jsonl:1 holds the control token <|end_of_text|>"
+    refusal(encode, [chat(CHAT)], spaced, begins=begins)
+    assert encode([chat(CHAT)], spaced, special_tokens="tokens").n_documents == 1
 
 
 def test_without_a_template_neither_part_of_a_pair_ends_it(tokenizer):
