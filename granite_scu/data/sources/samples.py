@@ -266,8 +266,8 @@ def _check(message: Any, what: str, place: str) -> None:
         raise UserError(f"--data-dir {place}: {what} has the unknown role {role!r}; roles are {', '.join(SPEAKERS)}")
     if role == ASSISTANT and message.get(WEIGHT, 1) not in (0, 1):
         raise UserError(
-            f"--data-dir {place}: {what} has the weight or train {message[WEIGHT]!r}; give 0 where it is "
-            "not to be learned, 1 or nothing where it is"
+            f"--data-dir {place}: {what} has the weight {message[WEIGHT]!r}; give 0 where it is not to be "
+            "learned, 1 or nothing where it is, as weight or train"
         )
     if isinstance(content, str):
         _text(content, what, place, "")
