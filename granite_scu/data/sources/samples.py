@@ -73,7 +73,7 @@ def documents_of(records: Iterable[tuple[str, Record]], column: str, record_form
             for other in matching(record):
                 if all(record[name] for name in other.needed):
                     _say_passed_over(place, column, other)
-        if not number and document.record_format:
+        if not number and document.record_format and _log.isEnabledFor(logging.INFO):  # once, and not unheard
             read = BY_NAME[document.record_format].fields if isinstance(document, Conversation) else (column,)
             _say_unread(place, ", ".join(name for name in record if name not in read))
         if isinstance(document, Conversation):
