@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -434,7 +434,7 @@ def _adapted(case: Case) -> torch.nn.Module:
 def _rows(case: Case, steps: int) -> list[dict[str, Tensor]]:
     """The blocks that a run of ours trains on, one by one in its order, or all chats. Labels are shifted already."""
     data = _data(case)
-    batches = data.upcoming(0, case.block if case.chats else steps)
+    batches = islice(data.train_dataloader(), case.block if case.chats else steps)
     blocks = [row for batch in batches for row in zip(batch["input_ids"], batch["labels"], _parts(batch), strict=True)]
     rows = [(ids[part], labels[part]) for ids, labels, parts in blocks for part in parts]
     if case.chats:  # the last of a block has its padding

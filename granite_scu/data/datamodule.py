@@ -5,10 +5,9 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -320,13 +319,10 @@ class TextDataModule(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         """Batches without end, reshuffled every epoch."""
-        blocks, batches = self._training_order(self.start_batch)
-        return self._loader(blocks, batch_sampler=batches)
-
-    def upcoming(self, start: int, count: int) -> list[dict[str, Tensor]]:
-        """The rank's training batches ``start`` to ``start + count - 1``, read apart from the loader's."""
-        blocks, batches = self._training_order(start)
-        return [self.collate([blocks[index] for index in batch]) for batch in islice(batches, count)]
+        rank, world_size = self._rank_and_world_size()
+        shape = {"n_blocks": len(self.train), "batch_size": self.config.batch_size, "seed": self.seed}
+        order = partial(indices, **shape, rank=rank, world_size=world_size)
+        return self._loader(self.train, batch_sampler=EndlessBatches(order, self.start_batch))
 
     def val_dataloader(self) -> DataLoader:
         """The validation blocks in order, shared out between ranks: rank r has blocks r, r + W, r + 2 W, ..."""
@@ -340,12 +336,6 @@ class TextDataModule(LightningDataModule):
     def collate(self) -> Callable[[list[Block]], dict[str, Tensor]]:
         """Makes a batch of blocks."""
         return partial(collate, isolate=self.config.isolate_documents, uniform=self.uniform_batches)
-
-    def _training_order(self, start: int) -> tuple[Blocks, Iterable[list[int]]]:
-        """What is trained on, and the numbers of its blocks, batch by batch from ``start`` on."""
-        rank, world_size = self._rank_and_world_size()
-        shape = {"n_blocks": len(self.train), "batch_size": self.config.batch_size, "seed": self.seed}
-        return self.train, EndlessBatches(partial(indices, **shape, rank=rank, world_size=world_size), start)
 
     def _rank_and_world_size(self) -> tuple[int, int]:
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

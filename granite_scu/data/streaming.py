@@ -20,7 +20,6 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerBase
 
@@ -278,16 +277,9 @@ class StreamedDataModule(TextDataModule):
 
     def train_dataloader(self) -> DataLoader:
         """Batches without end."""
-        return self._streamed(self.start_batch)
-
-    def upcoming(self, start: int, count: int) -> list[dict[str, Tensor]]:
-        """As the base class's, by reading up to there."""
-        return list(islice(self._streamed(start), count))
-
-    def _streamed(self, start: int) -> DataLoader:
         rank, world_size = self._rank_and_world_size()
         layout, texts = self._layout(self.division.corpus.n_conversations), self.division.held_out
-        place = rank, world_size, start
+        place = rank, world_size, self.start_batch
         config = replace(self.config, on_long=self._on_long)
         of_model = {"rows": self.rows, "model": self.model_name}
         blocks = StreamedBlocks(config, self._tokenizer, layout, texts, self.seed, *place, **of_model)

@@ -34,8 +34,9 @@ class KLFromStart(L.Callback):
     def read(self, module: GraniteModule) -> dict[str, float]:
         """``kl_bpt``; NaN where no token is supervised."""
         if self._newest is None:  # a run continues from its last step, so that none has passed by here
-            [batch] = module.trainer.datamodule.upcoming(module.micro_batches - 1, 1)
-            self._newest = module.trainer.strategy.batch_to_device(batch)
+            data = module.trainer.datamodule.served()
+            data.start_batch = module.micro_batches - 1
+            self._newest = module.trainer.strategy.batch_to_device(next(iter(data.train_dataloader())))
         ids, labels, documents = (self._newest.get(name) for name in ("input_ids", "labels", "documents"))
         with torch.no_grad(), module.precision(), evaluation_mode(module.model):
             nats = summed_kl(module.language_model, ids, labels, module.as_it_began, documents)

@@ -49,7 +49,9 @@ class Savings(L.Callback):
         adapted = module.val_bpt
         data: TextDataModule = trainer.datamodule
         per_batch = (data.config.eval_batch_size or data.config.batch_size) / data.config.batch_size
-        upcoming = data.upcoming(module.micro_batches, math.ceil(n_batches * per_batch))
+        ahead = data.served()
+        ahead.start_batch = module.micro_batches
+        upcoming = list(islice(ahead.train_dataloader(), math.ceil(n_batches * per_batch)))
         base = _base(module, upcoming)
         return AdapterBenefit(
             held_out=self._base - adapted,

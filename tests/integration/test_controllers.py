@@ -3,6 +3,7 @@
 import json
 import math
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -144,7 +145,8 @@ def test_the_savings_are_those_of_the_adapter_and_of_the_adapter_scaled_down(tra
     config = json.loads((folder / "training_config.json").read_text(encoding="utf-8"))
     data = TextDataModule(DataConfig(**config["data"]), config["seed"])
     data.prepare(load_tokenizer("tiny-granite-h"))
-    upcoming = data.upcoming(22, 2)
+    data.start_batch = 22
+    upcoming = list(islice(data.train_dataloader(), 2))
     training = {name: torch.cat([batch[name] for batch in upcoming]) for name in upcoming[0]}
     texts = {"held_out": next(iter(data.val_dataloader())), "training": training}
     base = AutoModelForCausalLM.from_pretrained(resolve("tiny-granite-h"), dtype=torch.float32)

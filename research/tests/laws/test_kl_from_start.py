@@ -125,9 +125,9 @@ def test_a_run_that_continues_from_its_last_step_reads_the_batch_of_that_anew(
             self.sensor.on_train_batch_end(*event)
 
         def on_train_end(self, trainer, module) -> None:
-            upcoming = SimpleNamespace(upcoming=lambda start, count: batches[start : start + count])
+            data = SimpleNamespace(served=lambda: data, train_dataloader=lambda: batches[data.start_batch :])
             with monkeypatch.context() as patch:
-                patch.setattr(trainer, "datamodule", upcoming, raising=False)
+                patch.setattr(trainer, "datamodule", data, raising=False)
                 found.extend(sensor.read(module)["kl_bpt"] for sensor in (self.sensor, KLFromStart()))
 
     fit(module, batches, callbacks=[End()])

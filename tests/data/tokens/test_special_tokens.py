@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 from chat_forms import FORMS
@@ -179,5 +180,5 @@ def test_a_stream_reads_them_as_text_and_says_so(chatting, config, tmp_path, cap
     data = StreamedDataModule(replace(config, stream=True), seed=0)
     data.prepare(chatting)
     assert data.summary()["control_tokens_written"] == 30
-    assert not any((batch["input_ids"] == START).any() for batch in data.upcoming(0, 60))
+    assert not any((batch["input_ids"] == START).any() for batch in islice(data.train_dataloader(), 60))
     assert "control tokens that somebody wrote, read as text so far: 24" in caplog.text
