@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED, MAX_BLOCK, DataConfig
 from granite_scu.control.units import counted
-from granite_scu.data.blocks.filtering import blocks_of, left_out, repeated
+from granite_scu.data.blocks.filtering import blocks_of, left_out, repeated, taught
 from granite_scu.data.blocks.packing import Block, Blocks, Layout, best_fit, in_a_row, padding_of
 from granite_scu.data.blocks.sampling import EndlessBatches, indices
 from granite_scu.data.blocks.splitting import Division, by_block, divide, min_blocks
@@ -57,11 +57,13 @@ class TextDataModule(LightningDataModule):
         start_batch: micro-batches that each rank has trained on already; training continues after them.
         uniform_batches: every batch has ``documents``, or none: a compiled model is compiled for one kind of batch.
         division: the documents of each split, once ``prepare`` was called.
+        lengths: (documents,) tokens of each document of all splits, of a conversation up to the last that is learned.
         train, validation, test: the blocks of each, from then on.
         files: of what is streamed, which is not all read before training, a checksum of names and sizes of its files.
     """
 
     division: Division
+    lengths: NDArray[np.int64]
     train: Blocks
     validation: Blocks
     test: Blocks
@@ -109,7 +111,11 @@ class TextDataModule(LightningDataModule):
         """Read, tokenise and divide the corpus; as ``prepare``."""
         self.rows, self.model_name, self._tokenizer = rows, model, tokenizer
         self.division = self.divide(tokenizer)
-        require_known(self.division.corpus.tokens, tokenizer, rows, model)
+        corpus = self.division.corpus
+        require_known(corpus.tokens, tokenizer, rows, model)
+        bounds = corpus.bounds
+        bounds[corpus.is_chat] = taught(corpus.targets, bounds[corpus.is_chat])
+        self.lengths = np.diff(bounds)[:, 0]
 
     def grow(self, asked_for: bool = False, most: int | None = None) -> None:
         """Make the block as long as the longest conversation, so that none is cut, unless ``on_long`` says otherwise.
@@ -252,11 +258,6 @@ class TextDataModule(LightningDataModule):
         return repeated(documents, corpus.sources, corpus.places, weights) if weights else documents
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
-        """(documents,) tokens of each document of all splits."""
-        return np.diff(self.division.corpus.bounds)[:, 0]
-
-    @property
     def chats(self) -> int:
         """Documents that are conversations."""
         return self.division.corpus.n_conversations
@@ -264,9 +265,7 @@ class TextDataModule(LightningDataModule):
     @property
     def longest_chat(self) -> int:
         """Tokens that a block must have to hold every conversation whole; 0 without any. Known once it is ``read``."""
-        corpus = self.division.corpus
-        bounds = corpus.bounds[corpus.is_chat]
-        return int((bounds[:, 1] - bounds[:, 0] - 1).max(initial=0))  # the last token is a label alone
+        return int((self.lengths[self.division.corpus.is_chat] - 1).max(initial=0))  # the last token is a label alone
 
     @property
     def n_tokens(self) -> int:

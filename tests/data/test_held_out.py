@@ -82,13 +82,16 @@ def test_where_most_ask_the_same_the_answer_says_which_side(chatting, tmp_path, 
     assert counts(data) == (34, 3, 3) and "most chats ask the same" in caplog.text
 
 
-def test_a_conversation_without_an_answer_takes_no_place_among_those_held_out(chatting, tmp_path):
-    path = tmp_path / "train.jsonl"
+def test_what_a_user_says_to_no_answer_takes_no_place_among_those_held_out_nor_in_blocks(chatting, tmp_path):
+    path, asked = tmp_path / "train.jsonl", {"role": "user", "content": "What? " * 400}
     chats(path, 60)
     with path.open("a") as more:
-        more.writelines(json.dumps({"messages": [{"role": "user", "content": f"{n}?"}]}) + "\n" for n in range(200))
+        more.writelines(json.dumps({"messages": [asked | {"content": f"{n}?"}]}) + "\n" for n in range(199))
+        turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
+        more.writelines(json.dumps({"messages": each}) + "\n" for each in ([asked], [*turns, asked]))
     data = read(chatting, path=str(path))
-    assert counts(data) == (54, 3, 3) and data.summary()["unsupervised_documents"] == 200
+    assert counts(data) == (55, 3, 3) and data.config.block_size == 128
+    assert {"unsupervised_documents": 200, "long_documents": 0, "dropped_tokens": 0}.items() <= data.summary().items()
 
 
 @pytest.mark.parametrize(

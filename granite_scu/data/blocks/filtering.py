@@ -84,7 +84,7 @@ def filter_documents(
         names: where each of all documents came from.
 
     Returns:
-        (documents, 2) where in the stream each that is left begins, and ends after its last token; and the counts
+        (documents, 2) where in the stream each that is left begins, and ends as ``taught``; and the counts
 
         long: documents longer than a block, whatever became of them; one that comes several times counts once.
         unsupervised: documents, counted in the same way, left out because no token of them is to be learned, or none
@@ -95,8 +95,8 @@ def filter_documents(
     Raises:
         UserError: a long document under "error".
     """
-    bounds = stream.bounds_of(documents)
-    teaches = learned(stream.targets, bounds)
+    bounds = taught(stream.targets, stream.bounds_of(documents))
+    teaches = bounds[:, 1] > bounds[:, 0]
     n_unsupervised = len(np.unique(documents[~teaches]))
     bounds, documents = bounds[teaches], documents[teaches]
     excess = bounds[:, 1] - bounds[:, 0] - 1 - block_size
@@ -115,10 +115,11 @@ def filter_documents(
     n_cut = len(np.unique(documents[is_long][is_cut]))
     if on_long == "truncate":
         dropped = int(excess[is_long].sum())
-        bounds = np.stack([bounds[:, 0], bounds[:, 1] - np.maximum(excess, 0)], 1)
-        teaches = learned(stream.targets, bounds)  # of a long prompt nothing else may be left
+        kept = np.stack([bounds[:, 0], bounds[:, 1] - np.maximum(excess, 0)], 1)
+        bounds = taught(stream.targets, kept)
+        teaches = bounds[:, 1] > bounds[:, 0]  # of a long prompt nothing else may be left
         n_unsupervised += len(np.unique(documents[~teaches]))
-        dropped += int((bounds[~teaches, 1] - bounds[~teaches, 0]).sum())
+        dropped += int((kept[~teaches, 1] - kept[~teaches, 0]).sum())
         bounds = bounds[teaches]
     elif on_long == "drop":
         dropped = int((bounds[is_long, 1] - bounds[is_long, 0]).sum())
@@ -133,9 +134,15 @@ def _is_cut(targets: NDArray[np.bool_], block_size: int, on_long: str) -> bool:
     return bool((targets[borders] & targets[borders + 1]).any()) and not targets[1:].all()
 
 
-def learned(targets: NDArray[np.bool_] | StoredArray, bounds: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(documents,) whether any token between the bounds is supervised."""
-    return np.fromiter((targets[start:stop].any() for start, stop in bounds), bool, len(bounds))
+def taught(targets: NDArray[np.bool_] | StoredArray, bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(documents, 2) the bounds up to the last supervised token between them, for what a user says behind it teaches
+    nothing; empty where there is none."""
+    ends = bounds[:, 0].copy()
+    for number, (start, stop) in enumerate(bounds.tolist()):
+        backward = targets[start:stop][::-1]
+        last = int(backward.argmax())
+        ends[number] += len(backward) - last if backward[last] else 0
+    return np.stack([bounds[:, 0], ends], 1)
 
 
 def repeated(

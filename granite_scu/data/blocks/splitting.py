@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from granite_scu.config.errors import UserError
 from granite_scu.control.units import counted, per_cent
-from granite_scu.data.blocks.filtering import learned
+from granite_scu.data.blocks.filtering import taught
 from granite_scu.data.sources.documents import SPLITS
 from granite_scu.data.tokens.stream import Corpus
 
@@ -130,7 +130,7 @@ def divide(
         nothing = dict.fromkeys(wanted, rest[:0])
         return Division(corpus, "files" if given else "nothing", {"train": rest, **nothing, **given}, streamed)
     chats = bool(corpus.is_chat[rest].all())
-    answered = learned(corpus.targets, corpus.bounds_of(rest)) if chats else np.ones(len(rest), bool)
+    answered = np.diff(taught(corpus.targets, corpus.bounds_of(rest)))[:, 0] > 0 if chats else np.ones(len(rest), bool)
     answered |= not answered.any()  # where none is, the split for training is refused
     unanswered, rest = rest[~answered], rest[answered]  # held out, those would fill a place and measure nothing
     parts, reason, by_question = _by_document(corpus, rest, chats, wanted, share)
