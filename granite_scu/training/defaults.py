@@ -88,7 +88,7 @@ class Text(NamedTuple):
         chats: whether it is conversations, which stay in one piece.
         documents: how many.
         tokens: of all.
-        longest: tokens of the longest document.
+        longest: tokens of the longest conversation; 0 without any.
         asked: epochs that the user gave.
     """
 
@@ -128,17 +128,18 @@ class Choice(NamedTuple):
 def block_size(text: Text, usual: Usual, processes: int = 1) -> Choice | None:
     """The tokens of a block, where the usual ones would leave too few blocks; None where they do not.
 
-    A power of two that holds the longest conversation, and of which a step has about eight.
+    A power of two that holds the longest conversation, also one among texts, and of which a step has about eight.
     """
+    least, why = max(text.longest - 1, SHORTEST_BLOCK), f"the longest conversation has {text.longest:,}"
     if text.chats:
         most_steps = _most_steps(text, usual, processes)
         wanted = _records_in_a_step(text, text.documents, most_steps) * text.tokens / text.documents / processes
-        least, why = max(text.longest - 1, wanted / IN_A_STEP), f"the longest conversation has {text.longest:,}"
-        block = 1 << math.ceil(math.log2(max(least, 1)))
+        least = max(least, wanted / IN_A_STEP)
     else:
-        block = 1 << math.floor(math.log2(max(text.tokens / MIN_BLOCKS_OF_TEXT, 1)))
-        why = f"the text has {text.tokens:,}"
-    block = max(block, SHORTEST_BLOCK)
+        of_text = 1 << (text.tokens // MIN_BLOCKS_OF_TEXT).bit_length() >> 1
+        if of_text >= least or not text.longest:
+            least, why = max(least, of_text), f"the text has {text.tokens:,}"
+    block = 1 << math.ceil(math.log2(least))
     return Choice("data.block_size", block, f"blocks of {block} tokens: {why}") if block < usual.block else None
 
 

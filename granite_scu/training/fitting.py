@@ -104,12 +104,12 @@ def cut_to_fit(
 def _text_of(data: TextDataModule, block_size: int) -> defaults.Text:
     """What an epoch reads, without what is too long for blocks of a size where that is dropped. It is of chats where
     these are the most of it: one among texts makes no small set of chats of them."""
-    lengths, epoch = data.lengths, data.epoch
+    lengths, epoch, is_chat = data.lengths, data.epoch, data.division.corpus.is_chat
     fits = lengths - 1 <= block_size
     if data.config.on_long != "drop" or not fits[epoch].any():
         fits = np.ones(len(lengths), bool)
-    epoch, longest = epoch[fits[epoch]], lengths[fits].max()
-    tokens, of_chats = lengths[epoch].sum(), lengths[epoch[data.division.corpus.is_chat[epoch]]].sum()
+    epoch, longest = epoch[fits[epoch]], lengths[fits & is_chat].max(initial=0)
+    tokens, of_chats = lengths[epoch].sum(), lengths[epoch[is_chat[epoch]]].sum()
     return defaults.Text(2 * of_chats > tokens, len(epoch), int(tokens), int(longest), data.config.num_epochs)
 
 

@@ -17,7 +17,7 @@ WIDTHS = {"SmolLM2": 576, "Granite 4.0 H 1B": 1536}
 CHATS = {n: Text(True, n, 55 * n, 68) for n in (24, 80, 800, 4000)}
 """Of 30, 100, 1,000 and 5,000 short conversations what is trained on."""
 
-MEGABYTES = {n: Text(False, 40 * n, 200_000 * n, 30_000) for n in (1, 100, 10_000)}
+MEGABYTES = {n: Text(False, 40 * n, 200_000 * n, 0) for n in (1, 100, 10_000)}
 
 
 def chosen(text: Text, usual: Usual, given: dict | None = None, width: int = 576, processes: int = 1) -> dict:
@@ -196,6 +196,19 @@ def test_blocks_are_not_made_for_what_is_dropped(answers):
     without, with_long = answers("short", *short), answers("long", *short, 3000)
     found = {file: fitted_to([file], {"data.on_long": "drop"})[0].data.block_size for file in (without, with_long)}
     assert found[with_long] == found[without] < 1024
+
+
+def test_blocks_hold_a_chat_among_longer_texts_and_no_more_of_one_than_is_learned(answers, tmp_path):
+    texts, unlearned = tmp_path / "texts.jsonl", tmp_path / "unlearned.jsonl"
+    texts.write_text("".join(json.dumps({"text": f"{n} " + "a line of text\n" * 30}) + "\n" for n in range(60)))
+    asked, long = ({"role": "user", "content": "Is it so? " * n} for n in (1, 400))
+    ending = [asked, {"role": "assistant", "content": "It is so."}, long]
+    unlearned.write_text("".join(json.dumps({"messages": each}) + "\n" for each in ([long], ending)))
+    short, whole = answers("short", *[4] * 40), answers("whole", *[4] * 20, 50)
+    assert fitted_to([short, str(unlearned)], {})[0].data.block_size == 64
+    assert fitted_to([str(texts)], {})[0].data.block_size == 128
+    fitted, lines = fitted_to([whole, str(texts)], {})
+    assert fitted.data.block_size == 256 and "blocks of 256 tokens: the longest conversation has 2" in "".join(lines)
 
 
 def test_blocks_are_no_longer_than_the_model_has_positions(answers):
