@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2))
         return 0
     console = make_console()
-    print_facts("what would be trained on", describe(facts, data.config.on_long), console)
+    print_facts("what would be trained on", describe(facts, data.on_long), console)
     console.print("samples of the training blocks: [bold green]learned[/], [dim]not learned[/], | between documents")
     for index in range(min(options.samples, len(data.train))):
         _show_block(data, index, tokenizer, console)
@@ -128,13 +128,14 @@ def describe(facts: dict[str, Any], on_long: str) -> dict[str, str]:
 
     Args:
         facts: as ``--json`` has them.
-        on_long: as ``--on-long``.
+        on_long: what becomes of long documents.
     """
     from granite_scu.data.blocks.filtering import BECOMES, CUT  # late: torch
     from granite_scu.data.sources.record_formats import LABELS
 
-    kind = "conversation" if facts["conversations"] else "document"
-    tokens, unlearned, cut = (facts[name] for name in ("document_tokens", "unsupervised_documents", "cut_answers"))
+    kind, tokens, unlearned, cut = (
+        facts[name] for name in ("kind", "document_tokens", "unsupervised_documents", "cut_answers")
+    )
     divided = DIVIDED[facts["split_by"]]
     long = f"{counted(facts['long_documents'], kind)}: {BECOMES.get(on_long)} (--on-long)"
     omitted = (

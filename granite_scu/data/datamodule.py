@@ -185,14 +185,14 @@ class TextDataModule(LightningDataModule):
         return best_fit if wants_best_fit else in_a_row
 
     @property
-    def _on_long(self) -> str:
+    def on_long(self) -> str:
         """What becomes of long documents, once the block has room for every conversation."""
         return "split" if self.config.on_long == "auto" else self.config.on_long
 
     def _blocks_of(
         self, corpus: Corpus, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]
     ) -> Blocks:
-        config, cut = self.config, (self.config.block_size, self._on_long)
+        config, cut = self.config, (self.config.block_size, self.on_long)
         blocks, counts = blocks_of(corpus, documents, layout, padding, *cut, corpus.names)
         for count, words in left_out(counts, layout, *cut):
             _log.warning("%s: %s: %d", split, words, count)
@@ -263,6 +263,11 @@ class TextDataModule(LightningDataModule):
         return self.division.corpus.n_conversations
 
     @property
+    def kind(self) -> str:
+        """What the documents are called: conversations where all are."""
+        return "conversation" if self.chats == self.division.corpus.n_documents else "document"
+
+    @property
     def longest_chat(self) -> int:
         """Tokens that a block must have to hold every conversation whole; 0 without any. Known once it is ``read``."""
         return int((self.lengths[self.division.corpus.is_chat] - 1).max(initial=0))  # the last token is a label alone
@@ -293,6 +298,7 @@ class TextDataModule(LightningDataModule):
             "test_is_validation": self.config.doubles,
             "block_size": self.config.block_size,
             "record_formats": dict(division.corpus.record_formats()),
+            "kind": self.kind,
             "conversations": self.chats,
             "empty_documents": division.corpus.counts["empty"],
             "control_tokens_written": division.corpus.counts["control"],

@@ -271,16 +271,16 @@ class StreamedDataModule(TextDataModule):
         return super()._blocks_of(corpus.select(documents), layout, padding, split, np.arange(len(documents)))
 
     @property
-    def _on_long(self) -> str:
+    def on_long(self) -> str:
         """As the base class's; but a stream may have longer conversations than its beginning, and none is cut."""
-        return "drop" if self.config.on_long == "auto" and self.chats else super()._on_long
+        return "drop" if self.config.on_long == "auto" and self.chats else super().on_long
 
     def train_dataloader(self) -> DataLoader:
         """Batches without end."""
         rank, world_size = self._rank_and_world_size()
         layout, texts = self._layout(self.division.corpus.n_conversations), self.division.held_out
         place = rank, world_size, self.start_batch
-        config = replace(self.config, on_long=self._on_long)
+        config = replace(self.config, on_long=self.on_long)
         of_model = {"rows": self.rows, "model": self.model_name}
         blocks = StreamedBlocks(config, self._tokenizer, layout, texts, self.seed, *place, **of_model)
         from_hub = not self.config.sources or any(map(is_on_hub, self.config.sources))

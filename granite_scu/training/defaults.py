@@ -109,12 +109,14 @@ class Text(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """What packing made of a text: tokens of a block, training and validation blocks, documents to validate on."""
+    """What packing made of a text: tokens of a block, training and validation blocks, documents to validate on, and
+    what these are called."""
 
     block: int
     train: int
     validation: int
     held_out: int
+    kind: str = "document"
 
 
 class Choice(NamedTuple):
@@ -239,7 +241,7 @@ def _length(text: Text | None, cut: Cut, steps: int, blocks: int) -> str:
     epochs = f"{passes:.2g} epoch{'s' * (passes != 1)}" if passes < 10 else f"{passes:.0f} epochs"
     each = blocks * text.documents / cut.train
     what = (
-        f"{counted(text.documents, 'conversation')}, about {max(1, round(each))} in a step"
+        f"{counted(text.documents, cut.kind)}, about {max(1, round(each))} in a step"
         + _one_is_long(text, cut, steps)
         if text.chats
         else f"{counted(cut.train, 'block')} of {cut.block:,} tokens, {blocks} in a step"
@@ -276,7 +278,7 @@ def _fewer(text: Text, cut: Cut, blocks: int, given: Mapping[str, Any]) -> str:
         blocks: of a step.
         given: what the user gave.
     """
-    each, records = blocks * text.documents / cut.train, "conversation" if text.chats else "block"
+    each, records = blocks * text.documents / cut.train, cut.kind if text.chats else "block"
     many = text.documents if text.chats else cut.train
     if "data.num_epochs" not in given or "trainer.max_steps" in given or many * text.epochs >= IN_A_STEP * MIN_STEPS:
         return ""
@@ -307,6 +309,5 @@ def _validation(
     most = max(1, VALIDATED * usual.batch * usual.block // (batch * cut.block))
     batches = given.get("trainer.limit_val_batches", max(1, min(most, math.ceil(cut.validation / each))))
     of = f"all {cut.validation:,}" if batches * each >= cut.validation else f"{batches * each:,} of {cut.validation:,}"
-    documents = counted(cut.held_out, "conversation" if text and text.chats else "document")
-    why = f"validation every {counted(every, 'step')}: on {of} blocks, {documents}"
+    why = f"validation every {counted(every, 'step')}: on {of} blocks, {counted(cut.held_out, cut.kind)}"
     return [Choice("run.eval_steps", every, why), Choice("trainer.limit_val_batches", batches)]

@@ -228,8 +228,7 @@ def details(facts: dict[str, Any]) -> dict[str, str]:
 
 def _data(data: dict[str, Any]) -> str:
     train, validation, test = (data[split] for split in ("train", "validation", "test"))
-    kind = "conversation" if data["conversations"] > train.get("documents", 0) / 2 else "document"
-    learned = "streamed, and counted as it is read"
+    kind, learned = data["kind"], "streamed, and counted as it is read"
     if not train.get("streamed"):
         learned = f"{counted(train['documents'], kind)}, {train['supervised_tokens']:,} tokens to train on"
     held_out = f"{counted(validation['documents'], kind)} to validate on, {test['documents']:,} to test on"

@@ -49,9 +49,9 @@ def test_a_system_prompt_is_shown_and_chats_that_have_one_keep_it(tmp_path, caps
 
 def test_the_counts_are_in_words(capsys):
     split = {"documents": 5, "blocks": 14, "supervised_tokens": 14088, "bytes": 46504, "utilisation": 0.983}
-    nothing = dict.fromkeys(("empty_documents", "gap_blocks", "dropped_tokens", "conversations"), 0)
+    nothing = dict.fromkeys(("empty_documents", "gap_blocks", "dropped_tokens"), 0)
     facts = {
-        **{"model": "tiny", "path": "mine", "split_by": "document", "block_size": 1024, "long_documents": 1},
+        **{"model": "tiny", "path": "mine", "kind": "document", "split_by": "document", "block_size": 1024, "long_documents": 1},
         **{"copies_left_out": 2, "unsupervised_documents": 1, "cut_answers": 3},
         **{"train": split, "validation": split, "test": split},
         **nothing,
@@ -71,7 +71,7 @@ def test_the_counts_are_in_words(capsys):
         "483 tokens in the middle; 10 % have at most 141, 90 % at most 3,900"
     )
     assert "left out" not in describe(facts | {"copies_left_out": 0, "unsupervised_documents": 0}, "split")
-    chats = describe(facts | {"conversations": 7, "split_by": "block", "record_formats": {"alpaca": 7}}, "split")
+    chats = describe(facts | {"kind": "conversation", "split_by": "block", "record_formats": {"alpaca": 7}}, "split")
     assert chats["read as"] == "Alpaca: 7" and "read as" not in rows
     assert "divided by block" in chats["text"] and chats["test"].startswith("5 conversations (")
 
@@ -103,6 +103,13 @@ def test_a_template_of_ones_own_and_what_is_read_otherwise_than_written(tmp_path
     assert "assistant>>«yo<|end_of_text|>»" in found.out
     assert "control tokens that somebody wrote: 80, the first is <|pad|> in" in found.err
     assert "leaves out what was thought before 80 of the answers" in " ".join(found.err.split())
+
+
+def test_of_texts_beside_chats_nothing_is_called_a_conversation(chats, capsys):
+    chats.with_name("texts.jsonl").write_text("".join(json.dumps({"text": f"{i} " * 400}) + "\n" for i in range(30)))
+    assert inspect(chats, str(chats.with_name("texts.jsonl")), "--samples", "0") == 0
+    shown = capsys.readouterr().out
+    assert "30 documents: cut into pieces (--on-long)" in shown and "conversation" not in shown
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path, capsys):

@@ -18,7 +18,7 @@ FACTS = {
     "model": "ibm-granite/granite-4.0-h-1b",
     "parameters": "1 frozen",
     "data": {
-        **{"path": "my_texts/", "block_size": 1024, "conversations": 0},
+        **{"path": "my_texts/", "block_size": 1024, "kind": "document", "conversations": 0},
         **dict.fromkeys(("train", "validation", "test"), SPLIT),
         "test_is_validation": False,
     },
