@@ -169,7 +169,8 @@ def describe(facts: dict[str, Any], on_long: str) -> dict[str, str]:
 def _split(counts: dict[str, Any], kind: str, block_size: int, use: str) -> str:
     if not counts["documents"]:
         return "none: nothing is held out"
-    documents = f"{counted(counts['documents'], kind)} ({decimal(counts['bytes'], precision=2)})"
+    copies = f", {counts['copies']:,} of them copies" if counts["copies"] else ""
+    documents = f"{counted(counts['documents'], kind)}{copies} ({decimal(counts['bytes'], precision=2)})"
     blocks = f"{counted(counts['blocks'], 'block')} of {block_size}, {per_cent(counts['utilisation'])} full"
     return f"{documents}: {counts['supervised_tokens']:,} tokens to {use}, in {blocks}"
 

@@ -312,6 +312,7 @@ class TextDataModule(LightningDataModule):
             **{
                 name: {
                     "documents": part.n_documents,
+                    "copies": _n_copies(part),
                     "blocks": part.n_blocks,
                     "supervised_tokens": part.n_supervised,
                     "bytes": part.n_bytes,
@@ -425,6 +426,12 @@ def _check_kinds(config: DataConfig, corpus: Corpus, splits: list[str]) -> None:
                 f"{flag} {', '.join(names)}: its records are {kinds[0]}, and those of --data-dir are {kinds[1]}; give "
                 "records with the same fields, or name the field with --text-column"
             )
+
+
+def _n_copies(blocks: Blocks) -> int:
+    """Documents in blocks that say what another one there says."""
+    assert isinstance(blocks.stream, Corpus)
+    return blocks.n_documents - len(np.unique(blocks.stream.bare[blocks.seen]))
 
 
 def thinned(blocks: Blocks, tokens: int | None) -> Blocks:

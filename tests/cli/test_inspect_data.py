@@ -48,7 +48,7 @@ def test_a_system_prompt_is_shown_and_chats_that_have_one_keep_it(tmp_path, caps
 
 
 def test_the_counts_are_in_words(capsys):
-    split = {"documents": 5, "blocks": 14, "supervised_tokens": 14088, "bytes": 46504, "utilisation": 0.983}
+    split = {"documents": 5, "copies": 0, "blocks": 14, "supervised_tokens": 14088, "bytes": 46504, "utilisation": 0.983}
     nothing = dict.fromkeys(("empty_documents", "gap_blocks", "dropped_tokens"), 0)
     facts = {
         **{"model": "tiny", "path": "mine", "kind": "document", "split_by": "document", "block_size": 1024, "long_documents": 1},
@@ -63,6 +63,8 @@ def test_the_counts_are_in_words(capsys):
     rows = describe(facts, "truncate")
     assert rows["text"] == "mine, divided by document"
     assert rows["training"] == "5 documents (46.50 kB): 14,088 tokens to learn, in 14 blocks of 1024, 98.3 % full"
+    told = describe(facts | {"train": split | {"copies": 2}}, "split")["training"]
+    assert told.startswith("5 documents, 2 of them copies (46.50 kB)")
     assert rows["longer than a block"] == "1 document: truncated (--on-long)"
     assert rows["cut answers"].startswith("3 answers; such lose their end")
     assert rows["a text begins with"].startswith("<s>")

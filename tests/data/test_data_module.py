@@ -57,7 +57,7 @@ def test_one_text_is_divided_by_block(tokenizer, one_text, caplog):
     assert data.test.n_supervised == 12 * 32 + 16
     summary = data.summary()
     assert (summary["split_by"], summary["gap_blocks"], summary["long_documents"]) == ("block", 2, 1)
-    counts = {"documents": 1, "blocks": 13, "supervised_tokens": 400, "bytes": 399, "utilisation": 0.9639}
+    counts = {"documents": 1, "copies": 0, "blocks": 13, "supervised_tokens": 400, "bytes": 399, "utilisation": 0.9639}
     assert summary["test"] == counts
 
 

@@ -61,12 +61,13 @@ def asking(path, *questions: str) -> str:
     return str(path)
 
 
-def test_copies_that_are_held_out_count_once(chatting, tmp_path):
+def test_copies_that_are_held_out_count_once_and_those_that_are_trained_on_are_told(chatting, tmp_path):
     path = tmp_path / "train.jsonl"
     chats(path, 30)
     path.write_text("".join(line * 3 for line in path.read_text().splitlines(keepends=True)))
     data = read(chatting, path=str(path))
     assert counts(data) == (72, 3, 3) and data.summary()["copies_left_out"] == 12
+    assert data.summary()["train"]["copies"] == 48 and data.summary()["test"]["copies"] == 0
 
 
 def test_answers_to_the_same_question_are_on_one_side(chatting, tmp_path):

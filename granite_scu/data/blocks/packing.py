@@ -194,12 +194,17 @@ class Blocks:
         return sum(int(widths[part].sum(dtype=np.int64, where=targets[part])) for part in self._predicted())
 
     @cached_property
-    def n_documents(self) -> int:
-        """Documents that have a token among the inputs."""
+    def seen(self) -> NDArray[np.bool_]:
+        """(documents of the stream,) whether a token of it is among the inputs."""
         seen = np.zeros(len(self.stream.ends), bool)
         for spans, _ in self._groups():
             seen[np.searchsorted(self.stream.ends, spans[:, 0])] = True
-        return int(np.count_nonzero(seen))
+        return seen
+
+    @property
+    def n_documents(self) -> int:
+        """Documents that have a token among the inputs."""
+        return int(np.count_nonzero(self.seen))
 
     @property
     def utilisation(self) -> float:
