@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import Conversation, Document, Fingerprint, TextFile
+from granite_scu.data.sources.record_formats import TEXT
 from granite_scu.data.tokens.special_tokens import Places
 
 _log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Piece(NamedTuple):
         is_last: whether the document ends with it.
         fingerprint: of the document, up to this piece; None of a question, which is none.
         source: number of what the document came from.
-        record_format: of the record that the document was; empty where it was none.
+        record_format: that the document was read by; empty of a question.
     """
 
     text: str
@@ -95,8 +96,7 @@ def pieces_of(
             )
         yield piece._replace(fingerprint=fingerprint, source=source, record_format=document.record_format)
         return
-    whole = Piece("", document.name, fingerprint=fingerprint, source=source)
-    whole = whole._replace(record_format=getattr(document, "record_format", ""))
+    whole = Piece("", document.name, fingerprint=fingerprint, source=source, record_format=TEXT)
     text, begin, searched, is_first = "", 0, least, True
     for more in document.pieces():
         fingerprint.update(more)

@@ -130,7 +130,7 @@ class Corpus(Stream):
         counts: ``pieces`` that were tokenised; ``empty`` documents, which are left out; ``control`` tokens that
             somebody wrote; answers without the ``reasoning`` before them; conversations with a ``system`` turn.
         firsts: of the empty documents and of the control tokens, the first and where it stands.
-        formats: documents that were records, by the number of their source and their format.
+        formats: documents by the number of their source and the format that they were read by.
     """
 
     digests: NDArray[np.uint64]
@@ -165,7 +165,7 @@ class Corpus(Stream):
         return replace(self, **arrays, names=[self.names[number] for number in documents.tolist()])
 
     def record_formats(self, source: int | None = None) -> Counter[str]:
-        """Documents by the format of the records that they were, of all sources or of one by its number."""
+        """Documents by the format that they were read by, of all sources or of one by its number."""
         found: Counter[str] = Counter()
         for (number, name), count in self.formats.items():
             found[name] += count if source in (None, number) else 0

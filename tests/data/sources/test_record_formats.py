@@ -333,6 +333,9 @@ def test_how_records_were_read_is_said_by_every_run(tokenizer, chatting, config,
     prepare(apart, chatting)
     assert f"{apart.test_data[0]}: read as question and answer: 1 conversation" in caplog.messages
     assert f"{config.path}: read as Alpaca: 30 conversations; as text: 1 document" in caplog.messages
+    (notes := tmp_path / "prompt.md").write_text("Be kind.")
+    prepare(replace(config, path=[config.path, str(notes)]), chatting)
+    assert f"{notes}: read as text: 1 document" in caplog.messages
     prepare(config, tokenizer)
     assert "the tokenizer has no chat template, so Alpaca's own prompt (### Instruction: ...) is written" in caplog.text
 
