@@ -241,8 +241,7 @@ def _length(text: Text | None, cut: Cut, steps: int, blocks: int) -> str:
     epochs = f"{passes:.2g} epoch{'s' * (passes != 1)}" if passes < 10 else f"{passes:.0f} epochs"
     each = blocks * text.documents / cut.train
     what = (
-        f"{counted(text.documents, cut.kind)}, about {max(1, round(each))} in a step"
-        + _one_is_long(text, cut, steps)
+        f"{counted(text.documents, cut.kind)}, about {max(1, round(each))} in a step" + _one_is_long(text, cut, steps)
         if text.chats
         else f"{counted(cut.train, 'block')} of {cut.block:,} tokens, {blocks} in a step"
     )

@@ -48,10 +48,24 @@ def test_a_system_prompt_is_shown_and_chats_that_have_one_keep_it(tmp_path, caps
 
 
 def test_the_counts_are_in_words(capsys):
-    split = {"documents": 5, "copies": 0, "blocks": 14, "supervised_tokens": 14088, "bytes": 46504, "utilisation": 0.983}
+    split = {
+        "documents": 5,
+        "copies": 0,
+        "blocks": 14,
+        "supervised_tokens": 14088,
+        "bytes": 46504,
+        "utilisation": 0.983,
+    }
     nothing = dict.fromkeys(("empty_documents", "gap_blocks", "dropped_tokens"), 0)
     facts = {
-        **{"model": "tiny", "path": "mine", "kind": "document", "split_by": "document", "block_size": 1024, "long_documents": 1},
+        **{
+            "model": "tiny",
+            "path": "mine",
+            "kind": "document",
+            "split_by": "document",
+            "block_size": 1024,
+            "long_documents": 1,
+        },
         **{"copies_left_out": 2, "unsupervised_documents": 1, "cut_answers": 3},
         **{"train": split, "validation": split, "test": split},
         **nothing,

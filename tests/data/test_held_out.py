@@ -51,6 +51,28 @@ def test_by_default_few_conversations_are_held_out_and_a_long_one_counts_as_one(
     assert data.summary()["cut_answers"] == 0
 
 
+def texts(path, n: int) -> str:
+    """Texts, each longer than many chats."""
+    path.write_text("".join(json.dumps({"text": f"{number} " + "word " * 400}) + "\n" for number in range(n)))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("n_chats", "n_texts", "expected", "told"),
+    [
+        (40, 30, [(34, 24), (3, 3), (3, 3)], ""),
+        (40, 2, [(34, 2), (3, 0), (3, 0)], "all texts are trained on, and none is held out: the text has 2 different"),
+        (5, 30, [(5, 24), (0, 3), (0, 3)], "all conversations are trained on"),
+    ],
+)
+def test_chats_and_texts_are_divided_each_for_themselves(chatting, tmp_path, caplog, n_chats, n_texts, expected, told):
+    path = [chats(tmp_path / "chats.jsonl", n_chats), texts(tmp_path / "texts.jsonl", n_texts)]
+    data = read(chatting, path=path)
+    of_kind = [data.division.corpus.is_chat[part] for part in data.division.parts.values()]
+    assert [(int(part.sum()), int((~part).sum())) for part in of_kind] == expected
+    assert told in caplog.text and ("none is held out" in caplog.text) == bool(told)
+
+
 def asking(path, *questions: str) -> str:
     """Conversations that ask these, each answered otherwise."""
     turns = [

@@ -134,7 +134,9 @@ def test_what_is_given_is_kept(given):
 
 def test_few_epochs_say_why_a_step_is_small():
     text = CHATS[80]._replace(asked=2)
-    whys = [choice.why for choice in settle(text, Cut(64, 80, 9, 9, "conversation"), GUIDES, {"data.num_epochs": 2}, 576)]
+    whys = [
+        choice.why for choice in settle(text, Cut(64, 80, 9, 9, "conversation"), GUIDES, {"data.num_epochs": 2}, 576)
+    ]
     assert any("1 conversation in a step" in why and "20 steps" in why for why in whys)
     among_texts = settle(text, Cut(64, 80, 9, 9, "document"), GUIDES, {"data.num_epochs": 2}, 576)
     assert not any("conversation" in choice.why for choice in among_texts)

@@ -129,15 +129,10 @@ def divide(
     if not wanted or share == 0:
         nothing = dict.fromkeys(wanted, rest[:0])
         return Division(corpus, "files" if given else "nothing", {"train": rest, **nothing, **given}, streamed)
-    chats = bool(corpus.is_chat[rest].all())
-    answered = np.diff(taught(corpus.targets, corpus.bounds_of(rest)))[:, 0] > 0 if chats else np.ones(len(rest), bool)
-    answered |= not answered.any()  # where none is, the split for training is refused
-    unanswered, rest = rest[~answered], rest[answered]  # held out, those would fill a place and measure nothing
-    parts, reason, by_question = _by_document(corpus, rest, chats, wanted, share)
+    parts, reason, by_question = _by_kind(corpus, rest, wanted, share)
     if parts is not None:
-        divided = parts | given
-        divided["train"] = np.union1d(divided["train"], unanswered)
-        return Division(corpus, "document", divided, streamed, by_question)
+        return Division(corpus, "document", parts | given, streamed, by_question)
+    chats = bool(corpus.is_chat[rest].all())
     few_chats = chats and (share is not None or len(np.unique(corpus.bare[rest])) < MIN_DOCUMENTS)
     if given or few_chats:
         kind = "conversations" if chats else "documents"
@@ -171,13 +166,40 @@ def _of_sources(corpus: Corpus, splits: Sequence[str], split: str) -> NDArray[np
     return np.flatnonzero(np.isin(corpus.sources, [number for number, name in enumerate(splits) if name == split]))
 
 
-def _by_document(
-    corpus: Corpus, documents: NDArray[np.int64], chats: bool, wanted: Sequence[str], share: float | None
+def _by_kind(
+    corpus: Corpus, documents: NDArray[np.int64], wanted: Sequence[str], share: float | None
 ) -> tuple[dict[str, NDArray[np.int64]] | None, str, bool]:
-    """Documents divided as ``assign`` does, and whether those that ask the same are together, as where that can be.
+    """Chats and texts divided as ``_by_document`` does, each for themselves, so that both are held out: chats are
+    counted and texts measured, and among long texts hardly a chat would be. Where one kind cannot be divided, it is
+    trained on."""
+    is_chat = corpus.is_chat[documents]
+    kinds = {"conversations": documents[is_chat], "texts": documents[~is_chat]}
+    kinds = {kind: own for kind, own in kinds.items() if len(own)} or {"texts": documents}
+    divided = {kind: _by_document(corpus, own, wanted, share) for kind, own in kinds.items()}
+    if all(parts is None for parts, _, _ in divided.values()):
+        return [*divided.values()][-1]
+    found = dict.fromkeys(("train", *wanted), documents[:0])
+    for kind, (parts, reason, _) in divided.items():
+        if parts is None:
+            _log.warning("all %s are trained on, and none is held out: %s", kind, reason)
+        for name, part in (parts or {"train": kinds[kind]}).items():
+            found[name] = np.union1d(found[name], part)
+    return found, "", all(by_question for parts, _, by_question in divided.values() if parts)
+
+
+def _by_document(
+    corpus: Corpus, documents: NDArray[np.int64], wanted: Sequence[str], share: float | None
+) -> tuple[dict[str, NDArray[np.int64]] | None, str, bool]:
+    """Documents of one kind divided as ``assign`` does, and whether those that ask the same are together, as where that
+    can be.
 
     Of chats each counts as one, however long, and copies of it not at all: held out, they are left out.
     """
+    chats, unanswered = bool(corpus.is_chat[documents].all()), documents[:0]
+    if chats:
+        answered = np.diff(taught(corpus.targets, corpus.bounds_of(documents)))[:, 0] > 0
+        answered |= not answered.any()  # where none is, the split for training is refused
+        unanswered, documents = documents[~answered], documents[answered]  # held out, those would measure nothing
     firsts = documents[np.unique(corpus.bare[documents], return_index=True)[1]]
     sizes = np.isin(documents, firsts).astype(np.uint64) if chats else corpus.characters[documents]
 
@@ -192,10 +214,13 @@ def _by_document(
         parts, reason = divided(corpus.bare)
         if parts is not None:
             _log.warning("most chats ask the same: one that is held out may be trained on with another answer")
-    found = {name: documents[part] for name, part in (parts or {}).items()}
+    if parts is None:
+        return None, reason, False
+    found = {name: documents[part] for name, part in parts.items()}
     if chats:
-        found |= {name: np.intersect1d(documents, firsts) for name, documents in found.items() if name in wanted}
-    return found or None, reason, by_question
+        found |= {name: np.intersect1d(found[name], firsts) for name in wanted}
+    found["train"] = np.union1d(found["train"], unanswered)
+    return found, "", by_question
 
 
 def usual_share(chats: bool, n: int) -> float:
