@@ -100,9 +100,24 @@ def test_answers_to_the_same_question_are_on_one_side(chatting, tmp_path):
     assert [len(each) for each in asked] == [24, 3, 3] and len(set.union(*asked)) == 30
 
 
-def test_where_most_ask_the_same_the_answer_says_which_side(chatting, tmp_path, caplog):
-    data = read(chatting, path=asking(tmp_path / "train.jsonl", *["Tell me more!"] * 40))
-    assert counts(data) == (34, 3, 3) and "most chats ask the same" in caplog.text
+def test_a_chat_as_it_grew_turn_by_turn_is_on_one_side_and_a_greeting_makes_no_chats_one(chatting, tmp_path):
+    path, hello = tmp_path / "train.jsonl", {"role": "assistant", "content": "Hello, what is it?"}
+    turns = [(role, turn) for turn in range(4) for role in ("user", "assistant")]
+    whole = [[hello, *({"role": role, "content": f"{role} {n}.{turn}"} for role, turn in turns)] for n in range(40)]
+    records = [each[:end] for each in whole for end in (3, 5, 7, 9)]
+    path.write_text("".join(json.dumps({"messages": each}) + "\n" for each in records))
+    data = read(chatting, path=str(path))
+    sides = [{data.division.corpus.names[number] for number in part} for part in data.division.parts.values()]
+    sides = [{(int(name.rpartition(":")[2]) - 1) // 4 for name in names} for names in sides]
+    assert counts(data) == (136, 12, 12) and [len(chats) for chats in sides] == [34, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "greetings", [["Tell me more!"] * 40, ["Hi!", "Hey!", "Hello!"] * 12 + ["Why?", "Who?", "How?", "What?"]]
+)
+def test_where_most_ask_the_same_the_whole_says_which_side(chatting, tmp_path, caplog, greetings):
+    data = read(chatting, path=asking(tmp_path / "train.jsonl", *greetings))
+    assert counts(data) == (34, 3, 3) and "most chats begin with the same questions" in caplog.text
 
 
 def test_what_a_user_says_to_no_answer_takes_no_place_among_those_held_out_nor_in_blocks(chatting, tmp_path):

@@ -23,6 +23,9 @@ HELD_OUT = SPLITS[1:]
 TENTHS = dict.fromkeys(HELD_OUT, 0.1)
 MIN_DOCUMENTS = 10
 """Different texts below which a corpus is not divided by document."""
+CROWD = 0.1
+"""Share of the chats above which those that begin alike have a greeting in common rather than a chat, and are too many
+to be held out. Where most are in such crowds, most of the others would be, and training hardly see their like."""
 LONG = 0.05
 """Share of a part from which on a text is long."""
 
@@ -39,7 +42,7 @@ class Division:
             where validation and test have files of their own, or "nothing" where nothing is held out.
         parts: the numbers of the documents of each split, by its name; None when they are divided by block.
         streamed: whether training reads more documents, of which there is no record.
-        by_question: whether chats that ask the same are in one split, whatever the answer.
+        by_question: whether chats that begin with the same question are in one split, whatever the answer.
     """
 
     corpus: Corpus
@@ -208,12 +211,15 @@ def _by_document(
         shares, least = dict.fromkeys(wanted, each), MIN_DOCUMENTS if share is None else 2
         return assign(corpus.places[documents], sizes, known[documents], shares, least)
 
-    parts, reason = divided(corpus.question)  # of texts the same as ``bare``
+    owners = np.unique(corpus.question[documents], return_inverse=True)[1]
+    alike = np.bincount(owners, sizes)[owners]  # chats that begin as each does
+    crowded = chats and 2 * sizes[alike > max(1, CROWD * len(firsts))].sum() > len(firsts)
+    parts, reason = (None, "") if crowded else divided(corpus.question)  # of texts the same as ``bare``
     by_question = parts is not None
     if not by_question:
         parts, reason = divided(corpus.bare)
         if parts is not None:
-            _log.warning("most chats ask the same: one that is held out may be trained on with another answer")
+            _log.warning("most chats begin with the same questions: one held out may be trained on with another answer")
     if parts is None:
         return None, reason, False
     found = {name: documents[part] for name, part in parts.items()}

@@ -105,7 +105,8 @@ class Document:
 
     @property
     def question(self) -> int:
-        """As ``bare``, of all before the last answer, which other answers to it share; of the whole where none is."""
+        """As ``bare``, of all before the first answer, which chats share that answer it otherwise or continue it; of
+        the whole where none is."""
         return self.bare
 
     def pieces(self) -> Iterator[str]:
@@ -136,11 +137,12 @@ class Conversation(Document):
 
     @property
     def question(self) -> int:
-        answers = [number for number, message in enumerate(self.messages) if message.get("role") == ASSISTANT]
-        asked = self.messages[: answers[-1]] if answers else ()
-        if all(message.get("role") in SYSTEM_ROLES or is_silent(message) for message in asked):
-            return self.bare
-        return _digest(self._words_of(asked))
+        # Not all before the last answer: records of a chat as it grew, turn by turn, would be strangers, and what is
+        # held out learned from the next. Chats that merely greet alike are on one side too, which does no harm unless
+        # most do: ``splitting`` then goes by the whole text.
+        asking = (number for number in self.said if any(map(_asks, self.messages[:number])))
+        first = next(asking, None)
+        return self.bare if first is None else _digest(self._words_of(self.messages[:first]))
 
     def _words_of(self, messages: Sequence[dict[str, Any]]) -> str:
         said = [
@@ -164,6 +166,11 @@ class Conversation(Document):
         those of weight 0."""
         own = (i for i in range(self.n_prompt, len(self.messages)) if self.messages[i]["role"] == ASSISTANT)
         return [i for i in own if self.messages[i].get(WEIGHT, 1) and not is_silent(self.messages[i])]
+
+
+def _asks(message: dict[str, Any]) -> bool:
+    """Not so a system prompt, or a greeting of the assistant's, with which many chats begin."""
+    return message.get("role") not in (*SYSTEM_ROLES, ASSISTANT) and not is_silent(message)
 
 
 def _digest(words: str) -> int:

@@ -121,7 +121,7 @@ class Corpus(Stream):
     Attributes:
         digests: (documents,) by which their texts are known again.
         bare: (documents,) as ``digests``, of the texts without white space at their ends.
-        question: (documents,) as ``bare``, of what chats ask, which those with other answers have in common.
+        question: (documents,) as ``bare``, of what chats ask first, which those with other answers have in common.
         places: (documents,) of the texts in the seeded order of splits.
         characters: (documents,) of their texts.
         sources: (documents,) number of what each came from.
