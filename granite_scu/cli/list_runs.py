@@ -3,12 +3,15 @@
 import argparse
 import json
 import os
+import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from rich import box
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -47,6 +50,12 @@ SORTS = {
 }
 """The orders of the list: field, and whether the largest comes first."""
 
+TEXTS = ("run", "written", "state", "controller")
+"""The columns that are no numbers."""
+
+LEAST_NEEDED = ("S*", "S", "lambda", "tokens/s", "controller", "written", "base -> adapter", "drift", "saved")
+"""The columns that a narrow terminal goes without, in this order: which run it is and its state are always shown."""
+
 
 def read_runs(folder: Path) -> tuple[list[Summary], list[dict[str, str]]]:
     """The runs in a folder, and of those whose files are missing or damaged ``path`` and ``reason``."""
@@ -60,12 +69,22 @@ def read_runs(folder: Path) -> tuple[list[Summary], list[dict[str, str]]]:
 
 
 def run_folders(folder: Path) -> Iterator[Path]:
-    """The run folders in a folder, itself included, at any depth, but not inside another run folder."""
-    for path, folders, files in os.walk(folder):
+    """The run folders in a folder, itself included, at any depth, but not inside another run folder.
+
+    Links are followed, each folder once, and by its own name where it has one here.
+    """
+    seen = set()
+    for path, folders, files in os.walk(folder, followlinks=True):
+        here = Path(path)
+        if (place := here.resolve()) in seen:
+            folders.clear()
+            continue
+        seen.add(place)
         if any(sign in files for sign in SIGNS):
             folders.clear()
-            yield Path(path)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+            yield here
+        named = (name for name in folders if not name.startswith("."))
+        folders[:] = sorted(named, key=lambda name: ((here / name).is_symlink(), name))
 
 
 def summarise(path: Path) -> Summary:
@@ -168,32 +187,70 @@ def run(options: argparse.Namespace) -> int:
 
 def _print(found: list[Summary], broken: list[dict[str, str]], folder: Path) -> None:
     console = make_console(width=WIDE)
-    table = Table("run", "written", "state", "controller", box=box.SIMPLE_HEAD)
-    drifted = any(each["drift"] is not None for each in found)
-    for heading in ("S*", "S", *(["drift"] if drifted else []), "lambda", "base -> adapter", "saved", "tokens/s"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for each in found:
-        path = Path(each["path"])
-        name = path.resolve().name if path == folder else str(path.relative_to(folder))
-        written = each["time"][:16].replace("T", " ")
-        table.add_row(
-            *map(Text, (name, written, _state(each), str(each["controller"]))),
-            *map(_share, (each["s_target"], each["s"])),
-            *([_drift(each)] if drifted else []),
-            _number(each["strength"], ".3g"),
-            "-" if each["saved_bpt"] is None else f"{each['base_bpt']:.4f} -> {each['adapter_bpt']:.4f}",
-            *(_number(each["saved_bpt"], "+.4f"), _number(each["tokens_per_s"], ",.0f")),
-        )
     if found:
-        console.print(table)
+        columns = _columns(found, folder)
+        left_out = _narrowed(columns, console)
+        console.print(_table(columns))
         words = (
             "base, adapter and what it saves: bits per token on the documents held out for a test, or else to validate"
         )
         console.print(words, highlight=False)
-        if drifted:
+        if "drift" in columns:
             console.print("drift: on general text, or without a budget on general questions", highlight=False)
+        if left_out:
+            words = f"left out, for the terminal is narrow: {', '.join(left_out)}; --json has everything"
+            console.print(words, highlight=False)
     for each in broken:
         console.print(f"broken: {each['path']}: {each['reason']}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _columns(found: list[Summary], folder: Path) -> dict[str, list[str]]:
+    """The list by columns, of each heading what the runs have there."""
+    columns: dict[str, list[str]] = {}
+    drifted = any(each["drift"] is not None for each in found)
+    for each in found:
+        path = Path(each["path"])
+        row = {
+            "run": path.resolve().name if path == folder else str(path.relative_to(folder)),
+            "written": each["time"][:16].replace("T", " "),
+            "state": _state(each),
+            "controller": each["controller"],
+            "S*": _share(each["s_target"]),
+            "S": _share(each["s"]),
+            **({"drift": _drift(each)} if drifted else {}),
+            "lambda": _number(each["strength"], ".3g"),
+            "base -> adapter": "-"
+            if each["saved_bpt"] is None
+            else f"{each['base_bpt']:.4f} -> {each['adapter_bpt']:.4f}",
+            "saved": _number(each["saved_bpt"], "+.4f"),
+            "tokens/s": _number(each["tokens_per_s"], ",.0f"),
+        }
+        for heading, cell in row.items():
+            columns.setdefault(heading, []).append(cell)
+    return columns
+
+
+def _narrowed(columns: dict[str, list[str]], console: Console) -> list[str]:
+    """Leave columns out until the rest fits, those first that say nothing; returns their headings."""
+    empty = [heading for heading, cells in columns.items() if set(cells) == {"-"}]
+    left_out = []
+    for heading in dict.fromkeys((*empty, *LEAST_NEEDED)):
+        anywhere = console.options.update(max_width=sys.maxsize)
+        if Measurement.get(console, anywhere, _table(columns)).maximum <= console.width:
+            break
+        if columns.pop(heading, None):
+            left_out.append(heading)
+    return left_out
+
+
+def _table(columns: dict[str, list[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in columns:
+        text = heading in TEXTS
+        table.add_column(heading, justify="left" if text else "right", no_wrap=not text, overflow="fold")
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*map(Text, row))
+    return table
 
 
 def _state(each: Summary) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 
@@ -95,6 +96,28 @@ def test_the_table(make_run, tmp_path, listed):
     assert mine[3:] == ["finished", "pi", "5.00%", "3.00%", "0.667", "5.5000", "->", "5.0000", "+0.5000", "1,000"]
     cut = next(row for row in rows if row[:1] == ["cut"])
     assert cut[3:] == ["unfinished,", "10/30", "fixed", "5.00%", "1.00%", "2", "-", "-", "1,000"]
+
+
+@pytest.mark.parametrize("columns", [30, 80, 120])
+def test_run_and_state_are_readable_however_narrow_the_terminal_is(make_run, tmp_path, listed, monkeypatch, columns):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for each in ("plain-seed-1", "held-seed-1"):
+        make_run(each, 2e9, finished=False, ticks=1)
+    out = re.sub(r"\x1b\[[\d;]*m", "", listed(tmp_path)[1])
+    rows = [line for line in out.splitlines() if "seed" in line]
+    assert "…" not in out and [row.split()[0] for row in rows] == ["held-seed-1", "plain-seed-1"]
+    assert columns < 40 or all("unfinished, 10/30" in row for row in rows)
+    assert ("left out, for the terminal is narrow: base -> adapter, saved" in " ".join(out.split())) == (columns < 120)
+
+
+def test_linked_runs_are_listed_once(make_run, tmp_path, listed):
+    make_run("elsewhere/far", 2e9)
+    make_run("runs/near", 2e9)
+    for name, of in (("a-link", "elsewhere/far"), ("latest", "runs/near"), ("around", "runs")):
+        (tmp_path / "runs" / name).symlink_to(tmp_path / of)
+    names = [os.path.basename(run["path"]) for run in json.loads(listed(tmp_path / "runs", "--json")[1])["runs"]]
+    assert sorted(names) == ["a-link", "near"]
 
 
 def test_drift_has_a_column_where_a_run_has_any(make_run, tmp_path, listed):
