@@ -96,19 +96,20 @@ def run(options: argparse.Namespace) -> int:
     aside = make_console(stderr=True)
     quiet(aside)
     output = options.output or (None if options.data_dir else _in_the_run(subjects))
-    for flag, path in (("--output", output), ("--csv", options.csv)):
-        if path:
-            require_writable_file(flag, path)
+    to_json, to_csv = (
+        require_writable_file(flag, path) if path else None
+        for flag, path in (("--output", output), ("--csv", options.csv))
+    )
     found, corpora = evaluate(subjects, options, aside)
     console = aside if options.json else make_console()
     if options.json:
         print(as_json(found), end="")
     else:
         report.show(found, console)
-    if output:
-        RunFolder(output.parent).write_json(output.name, found)
-    if options.csv:
-        report.write_csv([row for corpus in corpora for row in results.by_document(corpus)], options.csv)
+    if to_json:
+        RunFolder(to_json.parent).write_json(to_json.name, found)
+    if to_csv:
+        report.write_csv([row for corpus in corpora for row in results.by_document(corpus)], to_csv)
     for path in filter(None, (output, options.csv)):
         console.print(f"written to {path}", highlight=False, markup=False, soft_wrap=True)
     return 0

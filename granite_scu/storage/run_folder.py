@@ -357,11 +357,21 @@ def require_writable(flag: str, folder: Path, make: bool = True) -> None:
         raise UserError(f"{flag} {folder}: cannot be written to ({error.strerror}); choose another folder") from error
 
 
-def require_writable_file(flag: str, file: Path) -> None:
-    """As ``require_writable``, of the folder of a file that a flag names, which must be none itself."""
+def require_writable_file(flag: str, file: Path) -> Path:
+    """As ``require_writable``, of the folder of a file that a flag names, and that is or may become a regular one.
+
+    Returns:
+        The file that links lead to: what is written takes the place of that, and not of the link.
+    """
     if file.is_dir():
         raise UserError(f"{flag} {file}: is a folder; name a file")
-    require_writable(flag, file.parent)
+    place = Path(os.path.realpath(file))
+    printed = [os.path.realpath(f"/dev/fd/{number}") for number in (1, 2)]
+    is_there = file.exists() or os.path.lexists(place)  # only the first sees a pipe, only the second a link in a circle
+    if (is_there and not file.is_file()) or str(place) in printed:
+        raise UserError(f"{flag} {file}: is no regular file, or what this command prints to; name a file of its own")
+    require_writable(flag, place.parent)
+    return place
 
 
 def nearest(folder: Path) -> Path:

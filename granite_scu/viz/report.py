@@ -66,8 +66,8 @@ def report_on(folder: Path, file: Path | None = None) -> Path:
         UserError: the folder holds no run of which anything was measured, or the page cannot lie there.
     """
     run, file = read_measured_run(folder), file or folder / NAME
-    require_writable_file("--out", file)
-    return write_report(run, file)
+    write_report(run, require_writable_file("--out", file))
+    return file
 
 
 # Sections.

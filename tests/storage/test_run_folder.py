@@ -27,6 +27,7 @@ from granite_scu.storage.run_folder import (
     RunFolder,
     finite,
     read_json,
+    require_writable_file,
 )
 
 
@@ -136,6 +137,26 @@ def test_what_is_no_folder_or_lies_below_a_file_is_refused(tmp_path):
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         assert f"{tmp_path / 'file'} is a file, and not a folder" in refused(RunFolder(path))
     assert "cannot be written" in refused(RunFolder(tmp_path / "link"))
+
+
+def test_a_file_that_is_written_to_is_a_regular_one_and_its_links_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    Path("printed").touch()
+    for name, of in (("to-pipe", "pipe"), ("circle", "circle"), ("new", "target"), ("to-printed", "printed")):
+        Path(name).symlink_to(of)
+    for name in ("pipe", "to-pipe", "circle"):
+        assert "is no regular file" in refusal(require_writable_file, "--out", Path(name), begins=f"--out {name}: ")
+    stdout = os.dup(1)
+    with open("printed", "w") as printed:
+        os.dup2(printed.fileno(), 1)
+        try:
+            assert "this command prints to" in refusal(require_writable_file, "--csv", Path("to-printed"))
+        finally:
+            os.dup2(stdout, 1)
+            os.close(stdout)
+    assert require_writable_file("--out", Path("to-printed")) == tmp_path / "printed"
+    assert require_writable_file("--out", Path("new")) == tmp_path / "target"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

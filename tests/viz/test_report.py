@@ -332,6 +332,10 @@ def test_the_command_writes_into_the_run_or_where_it_is_told(finished, tmp_path,
     assert main(["report", str(finished)]) == 0
     assert main(["report", str(finished), "--out", str(tmp_path / "new" / "mine.html")]) == 0
     assert capsys.readouterr().out.splitlines() == [str(finished / "report.html"), str(tmp_path / "new" / "mine.html")]
+    link = tmp_path / "link.html"
+    link.symlink_to("linked.html")
+    assert main(["report", str(finished), "--out", str(link)]) == 0
+    assert link.is_symlink() and (tmp_path / "linked.html").is_file() and capsys.readouterr().out == f"{link}\n"
     assert (finished / "report.html").read_bytes() == (tmp_path / "new" / "mine.html").read_bytes()
 
 
