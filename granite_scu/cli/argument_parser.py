@@ -4,6 +4,7 @@ import argparse
 import re
 import textwrap
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from granite_scu.config.errors import UserError
@@ -11,7 +12,12 @@ from granite_scu.config.errors import UserError
 WIDTH = 100
 """Columns of a description."""
 
-KINDS = {"int": "a whole number", "float": "a number", "share": "a share, such as 10% or 0.1"}
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "share": "a share, such as 10% or 0.1",
+    "path": "the name of a file or folder, and not empty",
+}
 """Kinds of values, in words."""
 
 
@@ -67,7 +73,7 @@ class Parser(argparse.ArgumentParser):
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError as error:
             kind = KINDS.get(getattr(action.type, "__name__", ""))
-            raise (UserError(f"{_name(action)} {arg_string}: must be {kind}") if kind else error) from error
+            raise (UserError(f"{_name(action)} {arg_string or repr('')}: must be {kind}") if kind else error) from error
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -92,6 +98,13 @@ class _Show(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         print(self.text(), end="")
         parser.exit()
+
+
+def path(text: str) -> Path:
+    """The type of an argument that names a file or folder; an empty one would be the folder that the command is in."""
+    if not text:
+        raise ValueError
+    return Path(text).expanduser()
 
 
 def without_local_rank(argv: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from granite_scu.cli import script_flags, validate
+from granite_scu.cli.argument_parser import path
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import FLAGS, PRECISIONS
@@ -64,9 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                      help="of the Mamba-2 layers (default: auto, compiled ones where proven right)")  # fmt: skip
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    output.add_argument("--output", type=Path, metavar="FILE", help="write the JSON there, too (default: eval_bpt.json "
+    output.add_argument("--output", type=path, metavar="FILE", help="write the JSON there, too (default: eval_bpt.json "
                         "in the run folder, when that alone is named and --data-dir is not)")  # fmt: skip
-    output.add_argument("--csv", type=Path, metavar="FILE", help="write the scores of each document there")
+    output.add_argument("--csv", type=path, metavar="FILE", help="write the scores of each document there")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -110,8 +111,8 @@ def run(options: argparse.Namespace) -> int:
         RunFolder(to_json.parent).write_json(to_json.name, found)
     if to_csv:
         report.write_csv([row for corpus in corpora for row in results.by_document(corpus)], to_csv)
-    for path in filter(None, (output, options.csv)):
-        console.print(f"written to {path}", highlight=False, markup=False, soft_wrap=True)
+    for file in filter(None, (output, options.csv)):
+        console.print(f"written to {file}", highlight=False, markup=False, soft_wrap=True)
     return 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from granite_scu.cli import script_flags
+from granite_scu.cli.argument_parser import path
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.config.errors import UserError
 from granite_scu.config.sampling import Sampling
@@ -44,7 +45,8 @@ COMMONEST = ("--prompt", "--prompt-file", "--chat", "--max-new-tokens", "--tempe
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's."""
-    parser.add_argument("run", metavar="RUN", help="run folder, its final/ or a checkpoint of it, or any LoRA adapter")
+    parser.add_argument("run", metavar="RUN", type=path, help="run folder, its final/ or a checkpoint of it, or any "
+                        "LoRA adapter")  # fmt: skip
     parser.add_argument("--prompt", metavar="TEXT", help="text to continue (default: standard input)")
     parser.add_argument("--prompt-file", metavar="FILE", help="file that holds the text")
     parser.add_argument(
@@ -71,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code."""
-    require_adapter(Path(options.run).expanduser(), str(options.run))
+    require_adapter(options.run, str(options.run))
     _check_chat(options)
     sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.seed)
     talking = options.chat and options.prompt is None and options.prompt_file is None

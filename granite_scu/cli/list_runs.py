@@ -15,6 +15,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from granite_scu.cli.argument_parser import path
 from granite_scu.cli.console import WIDE, make_console
 from granite_scu.config.errors import UserError, one_line
 from granite_scu.config.untrusted_input import only_files, printable
@@ -60,11 +61,11 @@ LEAST_NEEDED = ("S*", "S", "lambda", "tokens/s", "controller", "written", "base 
 def read_runs(folder: Path) -> tuple[list[Summary], list[dict[str, str]]]:
     """The runs in a folder, and of those whose files are missing or damaged ``path`` and ``reason``."""
     found, broken = [], []
-    for path in run_folders(folder):
+    for each in run_folders(folder):
         try:
-            found.append(summarise(path))
+            found.append(summarise(each))
         except (UserError, ValueError, KeyError, TypeError, AttributeError, OSError, MemoryError) as error:
-            broken.append({"path": str(path), "reason": _reason(error)})
+            broken.append({"path": str(each), "reason": _reason(error)})
     return found, broken
 
 
@@ -74,8 +75,8 @@ def run_folders(folder: Path) -> Iterator[Path]:
     Links are followed, each folder once, and by its own name where it has one here.
     """
     seen = set()
-    for path, folders, files in os.walk(folder, followlinks=True):
-        here = Path(path)
+    for name, folders, files in os.walk(folder, followlinks=True):
+        here = Path(name)
         if (place := here.resolve()) in seen:
             folders.clear()
             continue
@@ -162,8 +163,8 @@ EXAMPLES = ("", "runs/ --sort bpt", "runs/ --json")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's."""
-    parser.add_argument("folder", metavar="DIR", nargs="?", default=".", help="a run folder, or a folder with runs "
-                        "anywhere in it (default: here)")  # fmt: skip
+    parser.add_argument("folder", metavar="DIR", type=path, nargs="?", default=".", help="a run folder, or a folder "
+                        "with runs anywhere in it (default: here)")  # fmt: skip
     parser.add_argument("--sort", choices=SORTS, default="time", help="newest first, by name, least bits per token, "
                         "most bits saved, largest S, largest lambda, fastest (default: %(default)s)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
@@ -171,7 +172,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code."""
-    folder = Path(options.folder).expanduser()
+    folder = options.folder
     if not folder.is_dir():
         raise UserError(f"{options.folder}: no such folder")
     found, broken = read_runs(folder)

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from granite_scu.cli.argument_parser import path
 from granite_scu.config.errors import UserError
 from granite_scu.storage.run_folder import require_writable
 
@@ -11,8 +12,8 @@ EXAMPLES = ("runs/mine --out plots", "runs/plain runs/held --out plots", "runs/s
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's."""
-    parser.add_argument("sources", metavar="RUN", type=Path, nargs="+", help="run folders, finished or not")
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder for the pictures")
+    parser.add_argument("sources", metavar="RUN", type=path, nargs="+", help="run folders, finished or not")
+    parser.add_argument("--out", metavar="DIR", type=path, required=True, help="folder for the pictures")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from granite_scu.cli import exit_codes
-from granite_scu.cli.argument_parser import Parser, hyphenated
+from granite_scu.cli.argument_parser import Parser, hyphenated, path
 from granite_scu.config.errors import UserError
 from granite_scu.export.publish import hub, selection
 from granite_scu.export.publish.leaks import redact
@@ -116,7 +116,7 @@ def build_parser(name: str) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("run", metavar="RUN", type=Path, help="folder of a finished run")
+    add("run", metavar="RUN", type=path, help="folder of a finished run")
     add("--repo-id", required=True, metavar="OWNER/NAME", help="repository on the hub; made when it is missing")
     add("--private", action="store_true", help="a new repository that only its owner sees; refuses a public one")
     add("--revision", metavar="BRANCH", help="branch to commit to, made when it is missing (default: main)")

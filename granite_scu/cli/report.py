@@ -1,8 +1,8 @@
 """``granite-scu report``: a run on one page. Loads nothing heavy."""
 
 import argparse
-from pathlib import Path
 
+from granite_scu.cli.argument_parser import path
 from granite_scu.viz import report
 
 EXAMPLES = ("runs/mine", "runs/stopped", "runs/mine --out page.html")
@@ -10,8 +10,8 @@ EXAMPLES = ("runs/mine", "runs/stopped", "runs/mine --out page.html")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's."""
-    parser.add_argument("run", metavar="RUN", type=Path, help="run folder, finished or not")
-    parser.add_argument("--out", metavar="FILE", type=Path, help=f"the page (default: RUN/{report.NAME})")
+    parser.add_argument("run", metavar="RUN", type=path, help="run folder, finished or not")
+    parser.add_argument("--out", metavar="FILE", type=path, help=f"the page (default: RUN/{report.NAME})")
 
 
 def run(options: argparse.Namespace) -> int:

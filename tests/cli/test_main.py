@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from granite_scu.cli.command_table import BY_NAME
-from granite_scu.cli.main import main
+from granite_scu.cli.main import build_parser, main
 
 HEAVY = ("torch", "transformers", "lightning", "peft", "datasets")
 
@@ -26,12 +26,36 @@ def test_the_overview_lists_every_command(capsys, asked):
         (["trian"], "trian: no such command; did you mean train? there are check, hardware,"),
         (["--data-dir", "x"], "--data-dir: comes after a command, as in: granite-scu train --data-dir"),
         (["runs", "--sort_", "time"], "unrecognized arguments: --sort-"),
+        (["runs", ""], "DIR '': must be the name of a file or folder, and not empty"),
+        (["report", ""], "RUN '': must be"),
+        (["report", "mine", "--out", ""], "--out '': must be"),
+        (["plot", "mine", "--out="], "--out '': must be"),
+        (["publish", "", "--repo-id", "me/mine"], "RUN '': must be"),
+        (["merge", "mine", "--out", ""], "--out '': must be"),
+        (["generate", ""], "RUN '': must be"),
+        (["eval", "mine", "--csv", ""], "--csv '': must be"),
     ],
 )
 def test_what_there_is_not_is_refused_in_one_line(capsys, arguments, words):
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["eval", "--csv=~/here"], "csv"),
+        (["eval", "--output=~/here"], "output"),
+        (["report", "mine", "--out=~/here"], "out"),
+        (["plot", "mine", "--out=~/here"], "out"),
+        (["publish", "--repo-id", "me/mine", "~/here"], "run"),
+    ],
+)
+def test_the_home_folder_is_known_to_every_path(monkeypatch, tmp_path, arguments, name):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    command, *rest = arguments
+    assert getattr(build_parser(command).parse_args(rest), name) == tmp_path / "here"
 
 
 def test_without_docstrings_it_says_why_it_cannot_run():
@@ -52,7 +76,7 @@ def test_the_help_of_each_command_has_three_examples_and_loads_nothing_heavy():
     """In one process of its own: what this one has loaded says nothing."""
     code = f"""
 import contextlib, io, sys
-from granite_scu.cli.main import main
+from granite_scu.cli.main import build_parser, main
 for name in {[*BY_NAME]!r}:
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
         main([name, "--help"])
