@@ -97,10 +97,10 @@ def run(options: argparse.Namespace) -> int:
     aside = make_console(stderr=True)
     quiet(aside)
     output = options.output or (None if options.data_dir else _in_the_run(subjects))
-    to_json, to_csv = (
-        require_writable_file(flag, path) if path else None
-        for flag, path in (("--output", output), ("--csv", options.csv))
-    )
+    to_json = require_writable_file("--output", output) if output else None
+    to_csv = require_writable_file("--csv", options.csv) if options.csv else None
+    if to_csv and to_csv == to_json:
+        raise UserError(f"--csv {options.csv}: is where the JSON goes (--output); name another file")
     found, corpora = evaluate(subjects, options, aside)
     console = aside if options.json else make_console()
     if options.json:

@@ -248,10 +248,15 @@ def test_the_script_is_the_command(command):
         (["--model", "tiny-granite-h"], "--data-dir: name the text to score"),
         (["--model", "tiny-granite-h", "--data-dir", "nowhere.txt"], "--data-dir nowhere.txt: no such file"),
         (["--stride", "0"], "--stride 0: must be at least 1"),
+        (
+            ["--output", "x", "--csv", "./x", "--model", "tiny-granite-h", "--data-dir", "stdlib-docs"],
+            "--csv x: is where the JSON goes (--output); name another file",
+        ),
         (["--output", ".", "--model", "tiny-granite-h"], "--output .: is a folder; name a file"),
     ],
 )
-def test_wrong_requests(score, argv, words):
+def test_wrong_requests(score, argv, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert words in refused_line(score, *argv)
 
 
