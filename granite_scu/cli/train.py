@@ -113,7 +113,9 @@ def run(layers: Layers, command: str = "fit", prints: bool = False) -> int:
     if command == "fit":
         with robust_stdout(), logged_from_here():
             return fit(request, console)
-    console.print_json(data=_score(request, SCORED[command]))
+    found = _score(request, SCORED[command])
+    if not console.quiet:  # of several processes one speaks
+        print(json.dumps(found, indent=2))
     return 0
 
 

@@ -1,8 +1,12 @@
-"""The command that continues a run."""
+"""What a command of settings prints by itself: the scores, and the command that continues a run."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
+from granite_scu.cli import script_flags, train
 from granite_scu.cli.train import to_continue
 
 
@@ -10,6 +14,15 @@ def run(folder: str, controller: str = "pi", callbacks: object = None) -> Simple
     trainer = SimpleNamespace(callbacks=callbacks, logger=None)
     request = SimpleNamespace(control=SimpleNamespace(controller=controller), trainer=trainer)
     return SimpleNamespace(folder=SimpleNamespace(path=Path(folder)), request=request)
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_scores_are_json_and_nothing_else_whatever_the_terminal(monkeypatch, capsys, command):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(train, "_score", lambda request, split: {"split": split, "adapter_bpt": 5.0})
+    layers, _ = script_flags.translate(["--model", "tiny-granite-h", "--data-dir", "stdlib-docs"])
+    assert train.run(layers, command) == 0
+    assert json.loads(capsys.readouterr().out) == {"split": train.SCORED[command], "adapter_bpt": 5.0}
 
 
 def test_the_command_that_continues_a_run_names_its_folder_and_code_of_ones_own(monkeypatch):
