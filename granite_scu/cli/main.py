@@ -10,6 +10,7 @@ import granite_scu
 from granite_scu.cli import completion, exit_codes
 from granite_scu.cli.argument_parser import Parser, hyphenated, without_local_rank
 from granite_scu.cli.command_table import BY_NAME, COMMANDS
+from granite_scu.config import launcher
 from granite_scu.config.errors import UserError
 from granite_scu.config.own_python import NOT_FROM_HERE
 
@@ -44,8 +45,8 @@ def _run(name: str = "--help", *arguments: str) -> int:
         return 0
     if name not in BY_NAME:
         raise UserError(_unknown(name))
-    command = BY_NAME[name]
-    module = import_module(command.module)
+    launcher.ranks()  # wrong ones are refused here: Lightning reads them as it is imported, and would fail there
+    module = import_module(BY_NAME[name].module)
     if hasattr(module, "main"):
         return module.main(list(arguments), f"{PROGRAM} {name}")
     parser = build_parser(name)

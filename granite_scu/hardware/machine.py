@@ -186,7 +186,7 @@ def processes_for(multi_gpu: bool, kind: str, gpus: int) -> tuple[int, int]:
             )
         return 1, 1
     devices, nodes = launched or (gpus, 1)
-    if not launched and (machines := int(os.environ.get("SLURM_NNODES", 1))) > 1:
+    if not launched and (machines := launcher.number("SLURM_NNODES")) > 1:
         log.warning("--multi-gpu: of the job's %d machines only this one trains; put srun before the command", machines)
     if launcher.launcher() == "slurm" and "SLURM_NTASKS_PER_NODE" not in os.environ:  # Lightning refuses it, but late
         raise UserError(
@@ -213,7 +213,7 @@ def _check_rank(multi_gpu: bool, launched: tuple[int, int] | None) -> None:
     LOCAL_RANK for a process that another has started: it waits for that one. Each pod of a Kubernetes job has RANK and
     WORLD_SIZE: each would train alone, into the same folder.
     """
-    ranks, others = launcher.ranks(), int(os.environ.get("WORLD_SIZE", 1)) > 1
+    ranks, others = launcher.ranks(), launcher.number("WORLD_SIZE") > 1
     if multi_gpu and launched is None:
         is_lightnings = list(ranks)[:1] == ["LOCAL_RANK"] and "WORLD_SIZE" in os.environ
         wrong = not is_lightnings and ranks not in ({}, {"SLURM_PROCID": 0})  # a job's script, or its only task

@@ -58,6 +58,13 @@ def test_the_home_folder_is_known_to_every_path(monkeypatch, tmp_path, arguments
     assert getattr(build_parser(command).parse_args(rest), name) == tmp_path / "here"
 
 
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID"])
+def test_a_rank_that_is_no_number_is_refused_before_lightning_reads_it(capsys, monkeypatch, name):
+    monkeypatch.setenv(name, "abc")
+    assert main(["check", "--test-run"]) == 2
+    assert f"error: {name}=abc: must be a whole number" in capsys.readouterr().err
+
+
 def test_without_docstrings_it_says_why_it_cannot_run():
     command = [sys.executable, "-OO", "-m", "granite_scu", "train", "--help"]
     done = subprocess.run(command, capture_output=True, text=True)

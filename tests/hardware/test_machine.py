@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 
 import pytest
 import torch
@@ -159,6 +160,23 @@ def test_several_launched_processes_without_multi_gpu_are_refused(on):
 def test_a_rank_that_was_left_in_the_environment_is_refused(on, environment, run):
     with pytest.raises(UserError, match=r"RANK=\d: .*; unset"):
         on(dataclasses.replace(A100, count=2), run=run, environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"RANK": "abc"}, "RANK=abc: must be a whole number and at least 0; unset RANK"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE=: must be a whole number and at least 1; unset"),
+        ({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0: must be"),
+        ({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "4"}, "WORLD_SIZE=2: must be a whole number and at least 4"),
+        (SLURMS | {"SLURM_NTASKS": "2(x3)"}, "SLURM_NTASKS=2(x3): must be"),
+        (SLURMS | {"SLURM_NNODES": "2-4"}, "SLURM_NNODES=2-4: must be"),
+        (SCRIPT | {"SLURM_NNODES": "2-4"}, "SLURM_NNODES=2-4: must be"),
+    ],
+)
+def test_a_variable_of_a_launcher_that_is_no_number_is_named(on, environment, words):
+    with pytest.raises(UserError, match=f"^{re.escape(words)}"):
+        on(dataclasses.replace(A100, count=2), run=RunConfig(multi_gpu=True), environment=environment)
 
 
 @pytest.mark.parametrize(
