@@ -44,7 +44,7 @@ What may be imported. Everything else may change between versions.
 
 ::: granite_scu.hardware.detection
 
-::: granite_scu.hardware.advice
+::: granite_scu.cli.hardware
 """
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import warnings
-from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_only
 from rich.console import Console
@@ -53,12 +52,9 @@ def quiet(console: Console) -> None:
     warnings.filterwarnings("ignore", module="lightning")
 
 
-def print_facts(title: str, facts: dict[str, Any], console: Console) -> None:
-    """Print a table of names and values, one a line; underscores in names become spaces."""
+def print_facts(title: str, facts: dict[str, str], console: Console) -> None:
+    """Print a table of names and values, one a line."""
     table = Table(title=title, title_justify="left", show_header=False)
     for name, value in facts.items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{key} {entry}" for key, entry in value.items())
-        text = "none" if value is None else str(value)
-        table.add_row(name.replace("_", " "), Text(text, overflow="fold"))  # a path is no markup, and stays whole
+        table.add_row(name, Text(value, overflow="fold"))  # a path is no markup, and stays whole
     console.print(table)

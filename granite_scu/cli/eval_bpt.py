@@ -38,10 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--data-dir", metavar="PATH", help="text to score: file or folder, or an embedded corpus "
                       "(default: what the first run held out for testing)")  # fmt: skip
     what.add_argument("--forgetting", metavar="PATH", help="a second text, to see what an adapter has unlearned")
-    what.add_argument("--text-column", default="text", help="field of a record that holds the text (default: text)")
-    what.add_argument("--record-format", choices=FLAGS["--record-format"].choices, default="auto",
-                      help="fields that records are read by (default: auto, recognised)")  # fmt: skip
-    what.add_argument("--encoding", default=DataConfig.encoding, help="of text files (default: %(default)s)")
+    _add_of_training(what, "--text-column", "--record-format", "--encoding")
     script_flags.add_template(what)
     what.add_argument("--samples", type=int, default=RunConfig.samples, metavar="N", help="questions of the text's "
                       "chats that the models answer, and as many general ones; 0 asks none (default: "
@@ -54,20 +51,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--batch-size", type=int, default=8, metavar="INT", help="windows at a time (default: 8)")
     how.add_argument("--precision", choices=PRECISIONS, default="auto",
                      help="of the products (default: auto, what the device does best)")  # fmt: skip
+    _add_of_training(how, "--attn", "--kernels")
     how.add_argument("--4bit-quantization", dest="quantize_4bit", action=argparse.BooleanOptionalAction,
                      help="hold the frozen layers in 4 bits (default: the base as the runs did, whole models "
                      "not)")  # fmt: skip
     how.add_argument("--accelerator", choices=("auto", "cpu", "cuda"), default="auto",
                      help="device (default: auto, a GPU where there is one)")  # fmt: skip
-    how.add_argument("--attn", choices=FLAGS["--attn"].choices, default="auto",
-                     help="attention kernel (default: auto, the fastest that device and model have)")  # fmt: skip
-    how.add_argument("--kernels", choices=FLAGS["--kernels"].choices, default="auto",
-                     help="of the Mamba-2 layers (default: auto, compiled ones where proven right)")  # fmt: skip
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON instead of the table")
     output.add_argument("--output", type=path, metavar="FILE", help="write the JSON there, too (default: eval_bpt.json "
                         "in the run folder, when that alone is named and --data-dir is not)")  # fmt: skip
     output.add_argument("--csv", type=path, metavar="FILE", help="write the scores of each document there")
+
+
+def _add_of_training(group: argparse._ArgumentGroup, *names: str) -> None:
+    """Flags that mean what they do in training."""
+    for name in names:
+        group.add_argument(name, default=FLAGS[name].default, **script_flags.argument(FLAGS[name]))
 
 
 def run(options: argparse.Namespace) -> int:

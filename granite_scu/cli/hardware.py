@@ -26,8 +26,6 @@ def run(options: argparse.Namespace) -> int:
     if options.gpu:
         return _say_gpu()
     if options.json:
-        from granite_scu.hardware.advice import detect_gpu_info  # late: torch takes seconds
-
         print(json.dumps({"info": detect_gpu_info(), "recommended": get_recommended_config()}, indent=2))
     else:
         print_hardware_info()
@@ -35,7 +33,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _say_gpu() -> int:
-    from granite_scu.hardware.advice import detect_gpu_info
     from granite_scu.hardware.nvml import why_no_cuda
 
     info = detect_gpu_info()
@@ -50,10 +47,9 @@ def _say_gpu() -> int:
 
 def print_hardware_info() -> None:
     """Print what ``detect_gpu_info`` and ``get_recommended_config`` say, and the command that trains with it."""
-    from granite_scu.hardware import advice
     from granite_scu.hardware.detection import detect
 
-    console, info, device = make_console(), advice.detect_gpu_info(), detect()
+    console, info, device = make_console(), detect_gpu_info(), detect()
     found = {
         "GPU": f"{info['gpu_count']} x {info['gpu_name']}" if info["gpu_name"] else f"none: {info['problem']}",
         "memory": f"{device.memory_gb:.1f} GiB",
@@ -69,6 +65,38 @@ def print_hardware_info() -> None:
     recommended = get_recommended_config()
     print_facts("recommended", _described(recommended), console)
     console.print(f"train with it:  {_command(recommended)}", highlight=False, soft_wrap=True)
+
+
+def detect_gpu_info() -> dict[str, Any]:
+    """The first GPU that this process sees, and its driver.
+
+    Returns:
+        ``cuda_available``, ``gpu_count``, ``gpu_name`` (None without a GPU), ``gpu_memory_gb`` (GiB, 0 without),
+        ``compute_capability`` (such as "8.9"), ``supports_bfloat16``, ``supports_tf32``, ``supports_flash_attention``,
+        ``driver_version``, ``cuda_version`` (of this PyTorch), ``pytorch_version``, ``preset`` (the name that
+        ``--hardware auto`` stands for) and ``problem`` (why there is no GPU; None where there is one).
+    """
+    import torch  # late: it takes seconds
+
+    from granite_scu.hardware.detection import detect
+    from granite_scu.hardware.nvml import dotted, driver, why_no_cuda
+
+    device, has_gpu = detect(), torch.cuda.is_available()
+    return {
+        "cuda_available": has_gpu,
+        "gpu_count": device.count if has_gpu else 0,
+        "gpu_name": device.name if has_gpu else None,
+        "gpu_memory_gb": device.memory_gb if has_gpu else 0.0,
+        "compute_capability": dotted(device.capability) if has_gpu else None,
+        "supports_bfloat16": has_gpu and device.supports_bf16,
+        "supports_tf32": has_gpu and device.supports_tf32,
+        "supports_flash_attention": has_gpu and device.supports_flash,
+        "driver_version": driver().version,
+        "cuda_version": torch.version.cuda,
+        "pytorch_version": torch.__version__,
+        "preset": presets.choose(device),
+        "problem": None if has_gpu else why_no_cuda()[0],
+    }
 
 
 def get_recommended_config() -> dict[str, Any]:

@@ -103,13 +103,18 @@ SPARE = 0.4
 
 def allowed() -> int:
     """Cores that this process may use: those of its affinity, or fewer where a container's quota says so."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else psutil.cpu_count(logical=False) or 1
+    cores = len(_cores())
     try:
         quota, period = QUOTA.read_text(encoding="ascii").split()
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, math.floor(int(quota) / int(period))))
+
+
+def _cores() -> list[int]:
+    """The numbers of the cores that this process may run on; where the system cannot tell, of all."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return sorted(affinity(0)) if affinity else list(range(psutil.cpu_count() or 1))
 
 
 def ram() -> tuple[int, int]:
@@ -153,8 +158,7 @@ class CompetingLoad:
     """How many cores other processes keep busy, of those that this one may use."""
 
     def __init__(self) -> None:
-        affinity = getattr(os, "sched_getaffinity", None)
-        self._cores = sorted(affinity(0)) if affinity else list(range(psutil.cpu_count() or 1))
+        self._cores = _cores()
         self._process = psutil.Process()
         self._last = self._read()
 

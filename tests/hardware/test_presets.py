@@ -13,11 +13,10 @@ import pytest
 import yaml
 
 from granite_scu.cli import main
-from granite_scu.cli.hardware import get_recommended_config, print_hardware_info
+from granite_scu.cli.hardware import detect_gpu_info, get_recommended_config, print_hardware_info
 from granite_scu.config.errors import UserError
 from granite_scu.hardware import machine as machines
 from granite_scu.hardware import presets
-from granite_scu.hardware.advice import detect_gpu_info
 from granite_scu.model.memory import Footprint
 from granite_scu.training import memory_budget
 
