@@ -21,7 +21,7 @@ from rich.text import Text
 from transformers import PretrainedConfig
 
 from granite_scu.cli.console import make_console
-from granite_scu.cli.validate import check_data
+from granite_scu.cli.validate import check_what_is_there
 from granite_scu.config.errors import UserError, attempt
 from granite_scu.config.request import Request
 from granite_scu.config.settings import (
@@ -36,15 +36,19 @@ from granite_scu.hardware import machine, nvml, presets
 from granite_scu.hardware.detection import GIB, Device, detect
 from granite_scu.hardware.machine import resolve_precision
 from granite_scu.hardware.nvml import dotted, install_command
-from granite_scu.model import finding, loading, saved_adapter
+from granite_scu.model import finding, loading
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.mamba2 import kernels
 from granite_scu.model.mamba2.packages import version_of
 from granite_scu.model.mamba2.proof import Sizes
 from granite_scu.storage.run_folder import RunFolder, nearest
 from granite_scu.training import memory_budget
+from granite_scu.training.base import open_base, with_start
+from granite_scu.training.continuing import check_length
 from granite_scu.training.early_checks import check_folder, check_loggers
-from granite_scu.training.resume import open_checkpoint
+from granite_scu.training.module import check_adapters
+from granite_scu.training.resume import open_checkpoint, with_checkpoint_settings
+from granite_scu.training.trainer import given_objects
 
 _DATASET_FILE = f"{DEFAULT_DATASET.rpartition(':')[2]}/train-00000-of-00001.parquet"
 """Of the default data set: that it is cached shows that the data set is."""
@@ -148,7 +152,7 @@ def with_the_run(checks: list[Check], request: Request) -> list[Check]:
         resolved = machine.resolve_request(request)
         kernels.check(resolved.kernels, resolved.accelerator)
         checks = [_with_prediction(check, request, resolved) if check.name in MEMORY else check for check in checks]
-        _open_files(request)
+        _open(request)
     except UserError as error:
         if not can_start(checks):  # one of them says it
             return checks
@@ -156,11 +160,24 @@ def with_the_run(checks: list[Check], request: Request) -> list[Check]:
     return checks
 
 
-def _open_files(request: Request) -> None:
-    """Refuse text or an adapter to start from that are not there. Raises UserError."""
-    check_data(request.data)
-    if request.lora.adapter and not request.run.resume:  # a checkpoint has what it needs of the adapter
-        saved_adapter.lora_of(request.lora, saved_adapter.open_initial_adapter(request.lora.adapter, request.base.name))
+def _open(request: Request) -> None:
+    """Refuse what a run would, once it opens what is named: text, callbacks, checkpoint, model. Raises UserError.
+
+    A model that would be downloaded first is left alone.
+    """
+    check_what_is_there(request, writes=False)
+    given_objects(request.trainer)
+    resume = open_checkpoint(RunFolder(request.run.output_dir), request.run.resume)
+    if _place(request.base.name) == "on the hub":
+        with_start(request, resume)
+        return
+    if resume:
+        request = with_checkpoint_settings(request, resume)
+    request, base = open_base(request, resume, None)
+    if resume:
+        check_adapters(resume.state, base.size.trained)
+        if (most := request.trainer.max_steps) > 0:
+            check_length(resume, most, "--max-steps")
 
 
 def _with_prediction(check: Check, request: Request, resolved: machine.Machine) -> Check:

@@ -3,6 +3,7 @@
 What is there is looked at again where it is used. This needs neither torch nor Lightning, which take seconds to import.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,18 +45,18 @@ def check_what_is_there(request: Request, writes: bool) -> None:
             checkpoint_list.check_there(folder, run.resume)
         check_folder(folder, request)
         check_loggers(run.loggers, run.logger_offline)
-    check_data(request.data)
-    if not run.resume:  # a run that is continued has its text in its folder
-        check_general(request.drift)
+    general = [] if run.resume else request.drift.general_files  # a run that is continued has its text in its folder
+    check_data(request.data, general=general)
     settings.check_model(request.base.name)
 
 
-def check_data(data: settings.DataConfig, begins: bool = True) -> None:
+def check_data(data: settings.DataConfig, begins: bool = True, general: Sequence[str] = ()) -> None:
     """Refuse texts and a chat template that are not there, and texts that are empty or begin with what is wrong.
 
     Args:
         data: names them.
         begins: whether to read their first documents.
+        general: names of general text.
 
     Raises:
         UserError: the first of them.
@@ -64,20 +65,13 @@ def check_data(data: settings.DataConfig, begins: bool = True) -> None:
 
     if data.chat_template is not None:
         settings.check_template(data.chat_template)
-    for source in data.sources:
-        folder = Path(source.removeprefix(settings.HUB_PREFIX)).expanduser()
-        if source.startswith(settings.HUB_PREFIX) and settings.is_path(str(folder)) and not folder.exists():
-            raise UserError(f"--data-dir {source}: no such folder; a data set of the hub is named hf:owner/name")
-        if read.is_path(source):
-            read.check_readable(source)
-            if begins:
-                read.check_beginning(source, data.text_column, data.encoding, data.record_format)
-
-
-def check_general(drift: settings.DriftConfig) -> None:
-    """Refuse files of general text that are not there. Raises UserError."""
-    from granite_scu.data.sources import read  # late: numpy
-
-    with read.named_by("--general-data"):
-        for source in filter(read.is_path, drift.general_files):
-            read.check_readable(source)
+    for flag, names in (("--data-dir", data.sources), *data.files.values(), ("--general-data", general)):
+        for source in names:
+            folder = Path(source.removeprefix(settings.HUB_PREFIX)).expanduser()
+            if source.startswith(settings.HUB_PREFIX) and settings.is_path(str(folder)) and not folder.exists():
+                raise UserError(f"{flag} {source}: no such folder; a data set of the hub is named hf:owner/name")
+            if read.is_path(source):
+                with read.named_by(flag):
+                    read.check_readable(source)
+                    if begins:
+                        read.check_beginning(source, data.text_column, data.encoding, data.record_format)

@@ -77,9 +77,7 @@ def open_base(
     """
     name, block_size = request.base.name, request.data.block_size
     tokenizer = templates.of_data(tokenizer or loading.load_tokenizer(name), request.data)
-    start = _open_start(request.lora.adapter, request.base.name, resume)
-    if start:
-        request = replace(request, lora=saved_adapter.lora_of(request.lora, start))
+    request, start = with_start(request, resume)
     config = loading.known_config(name)
     if block_size < (width := getattr(config, "mamba_d_conv", 0)):
         raise UserError(
@@ -155,9 +153,17 @@ def _seconds_of_a_step(request: Request, model: Base, machine: machines.Machine)
     return {name: pace.step for name, pace in paces.items()}
 
 
-def _open_start(path: str | None, base: str, resume: Resume | None) -> saved_adapter.InitialAdapter | None:
+def with_start(request: Request, resume: Resume | None) -> tuple[Request, saved_adapter.InitialAdapter | None]:
+    """The adapter that training starts from, None where it is a new one; the request with what that decides.
+
+    Raises:
+        UserError: it is not there, or does not fit.
+    """
+    path, base = request.lora.adapter, request.base.name
     if path is None:
-        return None
+        return request, None
     if resume and not Path(path).expanduser().is_dir():  # the checkpoint has all that is needed of it
-        return saved_adapter.from_checkpoint(resume.path, path, base, resume.state["frozen"])
-    return saved_adapter.open_initial_adapter(path, base)
+        start = saved_adapter.from_checkpoint(resume.path, path, base, resume.state["frozen"])
+    else:
+        start = saved_adapter.open_initial_adapter(path, base)
+    return replace(request, lora=saved_adapter.lora_of(request.lora, start)), start

@@ -60,12 +60,10 @@ def check_resumable(run: PreparedRun, resume: Resume) -> None:
         raise UserError(f"{where} its controller is {kinds.get(own, own)}; resume with --controller {flag}")
     if hasattr(run.controller, "sensor") and "sensor" not in resume.control:
         raise UserError(f"{where} an earlier version measured otherwise for {own}; begin a new run")
-    finished = resume.in_place and RunFolder(resume.path.parent).finished
     by_steps = run.request.data.num_epochs is None or run.request.trainer.max_steps == steps
     ends = "--max-steps" if by_steps else "--num-epochs"
-    if resume.step > steps or (resume.step == steps and finished):
-        raise UserError(f"{where} it is at step {resume.step} and the run ends at {steps}; raise {ends} to continue")
-    if finished and has_ended(resume.state, run.course):
+    check_length(resume, steps, ends)
+    if _has_finished(resume) and has_ended(resume.state, run.course):
         raise UserError(
             f"{where} the run ended there, at step {resume.step}, before {ends}; raise --max-time, "
             "--early-stopping or --stop-at-equilibrium, whichever ended it, to continue"
@@ -77,6 +75,21 @@ def check_resumable(run: PreparedRun, resume: Resume) -> None:
             f"{where} {newer[-1]} is newer; continue from that, or from here in another --output-dir, or drop what is "
             "newer with --overwrite"
         )
+
+
+def check_length(resume: Resume, steps: int, ends: str) -> None:
+    """Refuse a checkpoint that no step follows; ``ends`` is the flag by which the run has so many steps.
+
+    Raises:
+        UserError: the run is shorter, or as long and finished.
+    """
+    if resume.step > steps or (resume.step == steps and _has_finished(resume)):
+        where = f"--resume-from-checkpoint {resume.path}:"
+        raise UserError(f"{where} it is at step {resume.step} and the run ends at {steps}; raise {ends} to continue")
+
+
+def _has_finished(resume: Resume) -> bool:
+    return resume.in_place and RunFolder(resume.path.parent).finished
 
 
 def check_blocks(resume: Resume, now: dict[str, Any], checksum: str) -> None:

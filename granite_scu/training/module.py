@@ -309,9 +309,7 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         Raises:
             UserError: one of them differs.
         """
-        trained = (tensor for name, tensor in checkpoint["state_dict"].items() if not name.startswith("origins."))
-        if sum(tensor.numel() for tensor in trained) != n_parameters:
-            raise _other_adapters()
+        check_adapters(checkpoint, n_parameters)
         now = self._frozen_settings()
         for name, then in checkpoint["frozen"].items():
             if now.get(name) != then:
@@ -333,6 +331,13 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         measured = {"--n-tokens": self.n_tokens, "--prior-sigma": self.prior_sigma, "--measure": self.measure}
         start = self.start.sha256 if self.start else "none"
         return {**measured, "--actuator": self.actuator, SHA256: start, **self.position}
+
+
+def check_adapters(checkpoint: dict, n_parameters: int) -> None:
+    """Refuse a checkpoint of adapters with another number of parameters. Raises UserError."""
+    trained = (tensor for name, tensor in checkpoint["state_dict"].items() if not name.startswith("origins."))
+    if sum(tensor.numel() for tensor in trained) != n_parameters:
+        raise _other_adapters()
 
 
 def _other_adapters() -> UserError:

@@ -12,10 +12,12 @@ from references import granite
 from safetensors.torch import load_file, save_file
 
 from granite_scu.cli import requirements, run_commands
-from granite_scu.cli.requirements import Check, can_start, check_requirements, print_requirements
+from granite_scu.cli.requirements import AS_A_WHOLE, Check, can_start, check_requirements, print_requirements
 from granite_scu.config.request import Request
-from granite_scu.config.settings import TINY_MODEL
+from granite_scu.config.settings import TINY_MODEL, LoraConfig
+from granite_scu.model.flops import measure
 from granite_scu.model.mamba2.mamba import TORCH, Kernels
+from granite_scu.training.resume import Resume
 
 EMBEDDED = {"base.name": TINY_MODEL, "data.path": "stdlib-docs", "control.target_s": 0.02}
 
@@ -338,3 +340,33 @@ def test_the_answer_is_0_or_1_whatever_the_preset(machine, capsys, tmp_path, nam
     run = ["--model", TINY_MODEL, "--data-dir", "stdlib-docs", "--output-dir", str(tmp_path)]
     assert run_commands.main(["--check-requirements", "--json", "--hardware", name, *run]) == code
     assert json.loads(capsys.readouterr().out)["can_start"] is (code == 0)
+
+
+NO_CALLBACK = "trainer: {callbacks: [{class_path: nope.Nope}]}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--validation-data", "nothere.jsonl"], "--validation-data nothere.jsonl: no such file"),
+        (["--test-data", "nothere.jsonl"], "--test-data nothere.jsonl: no such file"),
+        (["--max-drift", "5%", "--general-data", "nothere.txt"], "--general-data nothere.txt: no such file"),
+        (["--chat-template", "noname"], "--chat-template noname"),
+        (["--config", NO_CALLBACK], "--trainer.callbacks: "),
+        (["--resume-from-checkpoint", "last", "--max-steps", "2"], "is at step 5 and the run ends at 2; raise"),
+        (["--resume-from-checkpoint", "last"], "the checkpoint's adapters do not fit this model"),
+    ],
+)
+def test_what_a_run_refuses_once_it_opens_what_is_named_it_cannot_start_with(
+    machine, monkeypatch, capsys, tmp_path, flags, words
+):
+    machine(CPU, driver=None, build=None)
+    trained = measure(TINY_MODEL, LoraConfig(), 1024).trained if "--max-steps" in flags else 1
+    state = {"global_step": 5, "settings": {}, "state_dict": {"weights": torch.zeros(trained)}}
+    there = Resume(tmp_path / "checkpoint-5", state, in_place=True)
+    monkeypatch.setattr(requirements, "open_checkpoint", lambda folder, name: there if name else None)
+    monkeypatch.setattr("granite_scu.storage.checkpoint_list.check_there", lambda folder, name: None)
+    run = ["--model", TINY_MODEL, "--data-dir", "stdlib-docs", "--accelerator", "cpu", "--output-dir", str(tmp_path)]
+    assert run_commands.main(["--check-requirements", "--json", *run, *flags]) == 1
+    (check,) = (row for row in json.loads(capsys.readouterr().out)["checks"] if row["name"] == AS_A_WHOLE)
+    assert words in check["remedy"]

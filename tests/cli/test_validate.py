@@ -84,6 +84,8 @@ def test_an_unknown_key_of_a_file_is_named_with_its_line_and_what_may_be_meant(l
         (["--config", "nope.yaml"], "nope.yaml: there is no such file, and none of that name comes along (demo,"),
         (["--data-dir", "hf:../../x"], "--data-dir hf:../../x: no such folder"),
         (["--data-dir", "no/texts"], "--data-dir no/texts: no such file or folder"),
+        (["--validation-data", "no/texts"], "--validation-data no/texts: no such file or folder"),
+        (["--test-data", "hf:../../x"], "--test-data hf:../../x: no such folder"),
         (["--model", "./no-model"], "--model ./no-model: no such folder"),
         (["--output-dir", "bad\udcff"], "--output-dir 'bad\\udcff': has bytes that are not UTF-8"),
         (["--output-dir", "no-run", "--resume-from-checkpoint", "last"], "no-run holds no checkpoint"),
