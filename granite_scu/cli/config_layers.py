@@ -20,6 +20,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.launcher import launched_processes
 from granite_scu.config.request import Request
 from granite_scu.hardware import presets
+from granite_scu.training.defaults import FITTED
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,9 @@ A_FLAG = "a flag"
 """Where a value is from that is in no file."""
 
 SEED = "seed_everything"
+
+FITTED_TO_STEPS = ("optimizer.warmup_steps", "control.every", "run.eval_steps")
+"""Of ``FITTED``, what the length of a run decides."""
 
 NULLS = ("null", "Null", "NULL", "~")
 """How YAML writes that a setting has no value."""
@@ -120,9 +124,18 @@ class Layers:
 
     @property
     def given(self) -> list[str]:
-        """Dotted keys that the user gave a value; those of a preset, and of our layer for little memory, are not."""
+        """Dotted keys that the user gave a value; those of a preset, and of our layer for little memory, are not.
+
+        Nor is what ``--test-run`` has fitted to its own text and length, where the run has another.
+        """
         origins = self.origins
-        return [k for k, v in self.values.items() if has_value(v) and not _is_for_a_card(origins[k])]
+        left_out = {key for key, origin in origins.items() if _is_for_a_card(origin)}
+        own = {key for key, origin in origins.items() if _is_the_test_runs(origin)}
+        if own and "data.path" not in own:
+            left_out |= own.intersection(FITTED)
+        elif own and "trainer.max_steps" not in own:
+            left_out |= own.intersection(FITTED_TO_STEPS)
+        return [key for key, value in self.values.items() if has_value(value) and key not in left_out]
 
     def request(self) -> Request:
         """The request, its preset applied, without a look at what it names.
@@ -149,13 +162,17 @@ class Layers:
                 layers = self.with_preset() if self.asked_preset in presets.PRESETS else self
                 origin = layers.origins.get(key, A_FLAG)
                 shown = f"--{key}" if self.dotted else flags.NAMES.get(key, f"--{key}")
-                unnamed = origin == A_FLAG or Path(origin).resolve() == shipped.TEST_RUN.resolve()
+                unnamed = origin == A_FLAG or _is_the_test_runs(origin)
                 error.args = (" ".join([shown, *value]) + ("" if unnamed else f" (in {origin})") + colon + rest,)
             raise
 
 
 def _is_for_a_card(origin: str) -> bool:
     return origin.startswith(f"{FLAG} ") or Path(origin).resolve() == shipped.folder().resolve() / "qlora.yaml"
+
+
+def _is_the_test_runs(origin: str) -> bool:
+    return Path(origin).resolve() == shipped.TEST_RUN.resolve()
 
 
 def of_file(name: str) -> Layer:

@@ -293,6 +293,20 @@ def test_a_test_run_only_changes_defaults():
     assert all(value_of(request, key) == expected for _, key, _, expected in TOGETHER)
 
 
+@pytest.mark.parametrize(
+    ("other", "own"),
+    [
+        ([], {"data.block_size", "optimizer.learning_rate", "run.eval_steps", "control.every"}),
+        (["--max-steps", "3"], {"data.block_size", "optimizer.learning_rate"}),
+        (["--data-dir", "stdlib-source"], set()),
+        (["--data-dir", "stdlib-source", "--block-size", "64"], {"data.block_size"}),
+    ],
+)
+def test_what_a_test_run_has_fitted_to_its_text_and_length_is_given_to_no_other(other, own):
+    asked = {"data.block_size", "optimizer.learning_rate", "run.eval_steps", "control.every"}
+    assert asked.intersection(translate(["--test-run", *other])[0].given) == own
+
+
 def test_in_a_test_run_a_budget_of_drift_takes_the_place_of_its_setpoint():
     request = resolved("--test-run", "--max-drift", "2%")
     assert (request.drift.max_drift, request.control.target_s) == (0.02, None)
