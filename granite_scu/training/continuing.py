@@ -17,7 +17,7 @@ from granite_scu.storage.provenance import versions
 from granite_scu.storage.run_folder import TRAINING_CONFIG, RunFolder, read_if_there
 from granite_scu.storage.working_folder import as_seen_from_here
 from granite_scu.training.callbacks.checkpoints import Checkpoints, has_ended
-from granite_scu.training.module import GraniteModule
+from granite_scu.training.module import GraniteModule, check_adapters
 from granite_scu.training.prepared_run import PreparedRun, build_module
 from granite_scu.training.resume import TEXT, Resume, attribute_errors_to_checkpoint, holds_nan, later
 from granite_scu.training.trainer import destroy_process_group, fit, kill_children, run_end_hooks
@@ -38,8 +38,9 @@ def check_continued(run: PreparedRun, resume: Resume) -> None:
         UserError: it is not the same, or no run can continue from the checkpoint.
     """
     with attribute_errors_to_checkpoint(resume):
+        check_adapters(resume.state, run.size.trained)
         check_blocks(resume, run.course, run.data.checksum)
-        build_module(run).require_same_settings(resume.state, run.size.trained)
+        build_module(run).require_same_settings(resume.state)
         check_resumable(run, resume)
         _warn_of_changes(resume, run.course)
         _warn_of_versions(resume)
@@ -93,7 +94,7 @@ def _has_finished(resume: Resume) -> bool:
 
 
 def check_blocks(resume: Resume, now: dict[str, Any], checksum: str) -> None:
-    """Refuse other blocks of the text by the setting that makes them, where it is not the text itself.
+    """Refuse other blocks of the text by the setting that makes them, or else the text itself.
 
     Args:
         resume: the checkpoint.
@@ -101,22 +102,27 @@ def check_blocks(resume: Resume, now: dict[str, Any], checksum: str) -> None:
         checksum: of the run's blocks.
 
     Raises:
-        UserError: they differ from the checkpoint's, and so does a setting or what a version holds out.
+        UserError: they differ from the checkpoint's.
     """
     before = resume.state["settings"]
     if resume.state["frozen"].get(TEXT) == checksum:
         return
     for name in (flags.NAMES[f"data.{key}"] for key in CUTS_TEXT):
         if before.get(name, now[name]) != now[name]:
+            was, is_now = ("the default" if value is None else value for value in (before[name], now[name]))
             raise UserError(
-                f"--resume-from-checkpoint: {name} was {before[name]} and is now {now[name]}, which makes other blocks "
-                "of the text; resume with the same"
+                f"--resume-from-checkpoint: {name} was {was} and is now {is_now}, which makes other blocks of the "
+                "text; resume with the same"
             )
     if flags.NAMES["data.held_out_share"] not in before:  # it is as old as that
         raise UserError(
             f"--resume-from-checkpoint {resume.path}: the text is another one, or an earlier version made it, which "
             "held out other conversations; resume with that version, or start from its adapter by --adapter"
         )
+    raise UserError(
+        f"--data-dir: the text is another one than that of {resume.path}, or --chat-template or --system makes another "
+        "of it; resume with the same, or start from its adapter by --adapter"
+    )
 
 
 def check_base(resume: Resume, name: str) -> None:

@@ -293,23 +293,13 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         expected = {name: p.shape for name, p in self.state_dict().items() if _is_adapter(name)}
         if expected != {name: p.shape for name, p in checkpoint["state_dict"].items()}:
             raise _other_adapters()
-        trained = (shape for name, shape in expected.items() if not name.startswith("origins."))
-        self.require_same_settings(checkpoint, sum(shape.numel() for shape in trained))
+        self.require_same_settings(checkpoint)
         self.micro_batches = checkpoint["micro_batches"]
         self._set_own_settings(checkpoint)
         self.restore_counted(checkpoint)
 
-    def require_same_settings(self, checkpoint: dict, n_parameters: int) -> None:
-        """Refuse a checkpoint that measured or read by other settings; needs no model.
-
-        Args:
-            checkpoint: its state.
-            n_parameters: that are trained.
-
-        Raises:
-            UserError: one of them differs.
-        """
-        check_adapters(checkpoint, n_parameters)
+    def require_same_settings(self, checkpoint: dict) -> None:
+        """Refuse the state of a checkpoint that measured or read by other settings; needs no model. Raises UserError."""
         now = self._frozen_settings()
         for name, then in checkpoint["frozen"].items():
             if now.get(name) != then:
