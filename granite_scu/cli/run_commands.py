@@ -45,7 +45,8 @@ _FLAG = {"plan": ["--dry-run"], "check": ["--check-requirements"]}
 def main(arguments: list[str], name: str = "granite-scu train") -> int:
     """One of the commands; returns the exit code."""
     command = name.split()[-1]
-    writes = command in ("train", *DOTTED) and not {"--dry-run", "--check-requirements"} & set(arguments)
+    asks = {"--dry-run", "--check-requirements", "--print-config", "--help", "-h", "--help-all"} & set(arguments)
+    writes = command in ("train", *DOTTED) and not asks
     how = {} if writes else {"how_to_continue": exit_codes.NOTHING_WRITTEN}
     return exit_codes.exit_code_of(lambda: _run(arguments, name), debug="--debug" in arguments, **how)
 
@@ -63,11 +64,17 @@ def _run(arguments: list[str], name: str) -> int:
     given = [*arguments, *_FLAG.get(command, [])]
     layers, options = script_flags.translate(given, build_parser(name), command in DOTTED)
     asked = vars(options)
+    questions = [name for name in ("print_config", "dry_run", "check_requirements") if name in asked]
+    if len(questions) > 1:
+        flag, *others = (f"--{name.replace('_', '-')}" for name in questions)
+        raise UserError(f"{flag}: asked together with {' and '.join(others)}, which is another question; ask one "
+                        "(plan asks --dry-run, check --check-requirements)")  # fmt: skip
     if "json" in asked and not {"check_requirements", "dry_run"} & asked.keys():
         raise UserError("--json: a run prints no JSON; leave it out, or ask by plan or check")
     with layers.named():
         if "check_requirements" not in asked:
-            validate.refuse(layers, writes=command not in ("validate", "test"), opens="print_config" not in asked)
+            writes = command not in ("validate", "test") and "dry_run" not in asked
+            validate.refuse(layers, writes, opens="print_config" not in asked)
         with exit_codes.importing():
             from granite_scu.cli import train  # late: torch takes seconds
 

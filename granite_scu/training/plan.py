@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from granite_scu.config.errors import attempt
 from granite_scu.config.request import Request
 from granite_scu.config.settings import ADVISED_DRIFT, DEFAULT_EVERY, IGNORED, MIN_DRIFT_TICKS, SHORT_PRECISIONS, listed
 from granite_scu.control.units import counted, duration, per_cent
@@ -18,6 +19,7 @@ from granite_scu.model.drift import anchor_tokens, steering_tokens
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.training import memory_budget
 from granite_scu.training.callbacks.samples import MAX_SECONDS
+from granite_scu.training.early_checks import check_folder, check_loggers
 from granite_scu.training.preflight import out_of_proportion, out_of_reach, run_warnings
 from granite_scu.training.prepared_run import PreparedRun, validations
 
@@ -44,7 +46,11 @@ def look(run: PreparedRun, here: bool = True) -> dict[str, Any]:
     with errors_in_one_line():
         batch = next(iter(data.train_dataloader()))
     (blocks, length), supervised = batch["input_ids"].shape, (batch["labels"] != IGNORED).sum()
-    return facts(run, here) | {"first_batch": f"{blocks} x {length} tokens, of which {supervised:,} are learned"}
+    found = facts(run, here) | {"first_batch": f"{blocks} x {length} tokens, of which {supervised:,} are learned"}
+    asked = run.request.run  # a plan writes nothing, and what is in the way of a run is no fault of it
+    checks = (check_folder, run.folder, run.request), (check_loggers, asked.loggers, asked.logger_offline)
+    in_the_way = [f"the run would be refused: {why}" for check in checks if (why := attempt(*check)[1])]
+    return found | {"advice": [*found["advice"], *in_the_way]}
 
 
 def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Wrong requests that are answered at once."""
 
+import json
 import subprocess
 import sys
 
@@ -105,7 +106,7 @@ def test_a_text_that_is_empty_or_begins_wrong_is_refused(text, words, tmp_path):
 
 def test_a_value_of_the_wrong_kind_in_a_file_is_named_with_the_file(layer):
     path = layer("data: {batch_size: eight}\n")
-    assert refused("--config", path) == f"--batch-size eight (in {path}): must be a whole number"
+    assert refused("--config", path) == f"--batch-size (in {path}) eight: must be a whole number"
 
 
 def test_a_run_folder_that_is_not_empty_is_refused_where_a_run_would_be_written(tmp_path, monkeypatch):
@@ -188,6 +189,26 @@ def test_a_refusal_loads_neither_torch_nor_lightning():
 def test_fit_is_refused_as_early(capsys, argv, words):
     assert main(["fit", *argv]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "asked"),
+    [
+        (["plan", "--print-config"], ["--print-config", "--dry-run"]),
+        (["check", "--print-config"], ["--print-config", "--check-requirements"]),
+        (["plan", "--check-requirements"], ["--dry-run", "--check-requirements"]),
+        (["train", "--dry-run", "--check-requirements"], ["--dry-run", "--check-requirements"]),
+    ],
+)
+def test_of_several_questions_none_outranks_another(capsys, argv, asked):
+    assert main(argv) == 2
+    assert f"error: {asked[0]}: asked together with {asked[1]}" in capsys.readouterr().err
+
+
+def test_a_plan_notes_what_is_in_the_way_of_the_run(capsys, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["plan", "--test-run", "--json", "--output-dir", str(tmp_path)]) == 0
+    assert "is not empty" in json.loads(capsys.readouterr().out)["advice"][-1]
 
 
 @pytest.mark.parametrize("command", [("eval",), ("generate", "--prompt", "x"), ("merge", "--out", "out")])
