@@ -4,6 +4,7 @@ import difflib
 import logging
 import math
 import os
+import re
 import reprlib
 import secrets
 from collections.abc import Collection, Iterator
@@ -126,13 +127,14 @@ class Layers:
     def given(self) -> list[str]:
         """Dotted keys that the user gave a value; those of a preset, and of our layer for little memory, are not.
 
-        Nor is what ``--test-run`` has fitted to its own text and length, where the run has another.
+        Nor is what ``--test-run`` has fitted to its own text and length, where the run has another; but for the rate,
+        which suits its model.
         """
         origins = self.origins
         left_out = {key for key, origin in origins.items() if _is_for_a_card(origin)}
         own = {key for key, origin in origins.items() if _is_the_test_runs(origin)}
         if own and "data.path" not in own:
-            left_out |= own.intersection(FITTED)
+            left_out |= own.intersection(FITTED) - {"optimizer.learning_rate"}
         elif own and "trainer.max_steps" not in own:
             left_out |= own.intersection(FITTED_TO_STEPS)
         return [key for key, value in self.values.items() if has_value(value) and key not in left_out]
@@ -155,15 +157,14 @@ class Layers:
         try:
             yield
         except UserError as error:
-            subject, colon, rest = str(error).partition(": ")
-            name, *value = subject.split(" ", 1)
+            name, *_ = re.split(r"[\s:]", message := str(error), maxsplit=1)
             key = flags.KEYS.get(name, name.removeprefix("--"))
             if key in flags.HINTS or key in flags.SETTINGS or key == SEED:
                 layers = self.with_preset() if self.asked_preset in presets.PRESETS else self
                 origin = layers.origins.get(key, A_FLAG)
                 shown = f"--{key}" if self.dotted else flags.NAMES.get(key, f"--{key}")
                 unnamed = origin == A_FLAG or _is_the_test_runs(origin)
-                error.args = (" ".join([shown, *value]) + ("" if unnamed else f" (in {origin})") + colon + rest,)
+                error.args = (shown + ("" if unnamed else f" (in {origin})") + message.removeprefix(name),)
             raise
 
 

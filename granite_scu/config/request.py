@@ -304,6 +304,9 @@ def _wrong(settings: Mapping[str, Any], message: str) -> UserError:
     return UserError(" ".join(message.split()))
 
 
+_SEVERAL = {str: "texts", float: "numbers"}
+
+
 def _described(hint: Any) -> str:
     """The values that a setting may have, in words."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
@@ -312,8 +315,10 @@ def _described(hint: Any) -> str:
     for kind in kinds:
         if get_origin(kind) is Literal:
             told += map(str, get_args(kind))
-        elif get_origin(kind) in (list, dict):
-            told.append("a list" if get_origin(kind) is list else "a mapping")
+        elif get_origin(kind) is list:
+            told.append(f"a list of {_SEVERAL.get(get_args(kind)[0], 'mappings')}")
+        elif get_origin(kind) is dict:
+            told.append("a mapping")
         elif kind is not NoneType and not (kind is str and float in kinds):
             told.append(words[kind])
     return " or ".join(told)

@@ -118,14 +118,18 @@ def test_the_printed_configuration_feeds_back_and_the_scripts_is_the_modules(tmp
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("control: {target_s: 2}", "--control.target_s 2"),
-        ("data: {encoding: utf-7}", "--data.encoding utf-7 (in {file}): no such encoding"),
-        ("data: {weights: [1e6], path: a}", "--data.weights [1000000.0] (in {file}): must be passes from 0 to 1000"),
-        ("control: {controller: null}", "control.controller null (in {file}): must have a value; leave it out for the"),
-        ("base: {name: null}", "base.name null (in {file}): must have a value"),
+        ("control: {target_s: 2}", "--control.target_s (in {file}) 2.0: must lie"),
+        ("data: {encoding: utf-7}", "--data.encoding (in {file}) utf-7: no such encoding"),
+        ("data: {weights: [1e6], path: a}", "--data.weights (in {file}) [1000000.0]: must be passes from 0 to 1000"),
+        ("control: {controller: null}", "control.controller (in {file}) null: must have a value; leave it out for the"),
+        ("base: {name: null}", "base.name (in {file}) null: must have a value"),
         ("control: 3", "control (in {file}): must be a mapping of settings, and is 3"),
-        ("seed_everything: null", "--seed_everything None (in {file}): must be a whole number"),
-        ("control: {controller: 3}", "--control.controller 3 (in {file}): must be a text"),
+        ("seed_everything: null", "--seed_everything (in {file}) None: must be a whole number"),
+        (
+            "data: {chat_template_args: {a: 1}}",
+            "(in {file}) {'a': 1}: must be a list of texts",
+        ),
+        ("control: {controller: 3}", "--control.controller (in {file}) 3: must be a text"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(text, words, tmp_path, capsys):
@@ -138,7 +142,7 @@ def test_of_several_files_the_one_that_counts_is_named_and_none_where_a_flag_cou
     first, second = layers
     Path(second).write_text("control: {kp: -1}\n")
     files = ("--config", first, "--config", second)
-    assert f"--control.kp -1.0 (in {second}): must" in refusal(capsys, "fit", *files)
+    assert f"--control.kp (in {second}) -1.0: must" in refusal(capsys, "fit", *files)
     assert "--control.kp -2.0: must" in refusal(capsys, "fit", *files, "--control.kp=-2")
 
 

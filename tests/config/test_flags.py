@@ -298,8 +298,8 @@ def test_a_test_run_only_changes_defaults():
     [
         ([], {"data.block_size", "optimizer.learning_rate", "run.eval_steps", "control.every"}),
         (["--max-steps", "3"], {"data.block_size", "optimizer.learning_rate"}),
-        (["--data-dir", "stdlib-source"], set()),
-        (["--data-dir", "stdlib-source", "--block-size", "64"], {"data.block_size"}),
+        (["--data-dir", "stdlib-source"], {"optimizer.learning_rate"}),
+        (["--data-dir", "stdlib-source", "--block-size", "64"], {"data.block_size", "optimizer.learning_rate"}),
     ],
 )
 def test_what_a_test_run_has_fitted_to_its_text_and_length_is_given_to_no_other(other, own):
