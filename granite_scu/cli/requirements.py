@@ -37,13 +37,14 @@ from granite_scu.hardware.detection import GIB, Device, detect
 from granite_scu.hardware.machine import resolve_precision
 from granite_scu.hardware.nvml import dotted, install_command
 from granite_scu.model import finding, loading
+from granite_scu.model.flops import Size
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.mamba2 import kernels
 from granite_scu.model.mamba2.packages import version_of
 from granite_scu.model.mamba2.proof import Sizes
 from granite_scu.storage.run_folder import RunFolder, nearest
 from granite_scu.training import memory_budget
-from granite_scu.training.base import open_base, with_start
+from granite_scu.training.base import open_base, size_of, with_start
 from granite_scu.training.continuing import check_length
 from granite_scu.training.early_checks import check_folder, check_loggers
 from granite_scu.training.module import check_adapters
@@ -53,7 +54,6 @@ from granite_scu.training.trainer import given_objects
 _DATASET_FILE = f"{DEFAULT_DATASET.rpartition(':')[2]}/train-00000-of-00001.parquet"
 """Of the default data set: that it is cached shows that the data set is."""
 _HUB_TIMEOUT = 2.0  # seconds
-_DISK_NEEDED_GB = 1.0  # three checkpoints of the default adapter (18 M parameters, fp32, with Adam's moments)
 MEMORY = ("GPU memory", "CPU memory")
 REFUSED = "the run is refused"
 AS_A_WHOLE = "the run as a whole"
@@ -135,7 +135,7 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
         _model(base.name),
         _run_folder(request),
         *([_loggers(request.run)] if request.run.loggers else []),
-        _disk(request.run.output_dir),
+        _disk(request),
         _hub(base.name, request.data.sources or [DEFAULT_DATASET]),
     ]  # fmt: skip
     return [dataclasses.replace(check, remedy="") if check.ok else check for check in checks]
@@ -151,8 +151,8 @@ def with_the_run(checks: list[Check], request: Request) -> list[Check]:
     try:
         resolved = machine.resolve_request(request)
         kernels.check(resolved.kernels, resolved.accelerator)
-        checks = [_with_prediction(check, request, resolved) if check.name in MEMORY else check for check in checks]
         _open(request)
+        checks = [_with_prediction(check, request, resolved) if check.name in MEMORY else check for check in checks]
     except UserError as error:
         if not can_start(checks):  # one of them says it
             return checks
@@ -371,11 +371,22 @@ def _run_folder(request: Request) -> Check:
     return Check.of_run("run folder", str(folder.path), refusal, meaning)
 
 
-def _disk(output_dir: str) -> Check:
-    free = shutil.disk_usage(nearest(RunFolder(output_dir).path)).free / GIB
-    meaning = f"the run folder takes up to {_DISK_NEEDED_GB:g} GiB"
-    remedy = f"--output-dir {output_dir}: make room there or choose another disk, or lower --keep"
-    return Check("free disk", f"{free:.1f} GiB free", free >= _DISK_NEEDED_GB, True, meaning, remedy)
+def _disk(request: Request) -> Check:
+    free = shutil.disk_usage(nearest(RunFolder(request.run.output_dir).path)).free / GIB
+    remedy = f"--output-dir {request.run.output_dir}: make room there or choose another disk, or lower --keep"
+    size, _ = attempt(_size, request)
+    if size is None:
+        return Check("free disk", f"{free:.1f} GiB free", None, True, "what the run folder takes is not known", remedy)
+    # In fp32: each checkpoint has Adam's moments too, and one is written before the oldest goes; the best adapter and
+    # the last have none.
+    needed = 4 * size.trained * (3 * (request.run.keep + 1) + 2) / GIB
+    meaning = f"the run folder takes up to {needed:.2g} GiB"
+    return Check("free disk", f"{free:.1f} GiB free", free >= needed, True, meaning, remedy)
+
+
+def _size(request: Request) -> Size | None:
+    """Of the model with its adapters; None where the hub would have to be asked."""
+    return None if _is_unknown(request.base.name) else size_of(*with_start(request, None))
 
 
 def _hub(model: str, sources: list[str]) -> Check:

@@ -86,8 +86,21 @@ def open_base(
     most = loading.max_positions(config)
     if "data.block_size" in request.given and most and block_size > most and loading.has_position_table(config):
         raise UserError(f"--block-size {block_size}: {name} has {most} positions; --block-size {most} is the most")
-    size = flops.measure(name, request.lora, block_size, start and start.shapes)
-    return request, Base(tokenizer, config, start, size)
+    return request, Base(tokenizer, config, start, size_of(request, start))
+
+
+def size_of(request: Request, start: saved_adapter.InitialAdapter | None) -> flops.Size:
+    """Of the model with its adapters.
+
+    Raises:
+        UserError: it has not the layers that are asked for, or their matrices are of a lower rank than is asked for.
+    """
+    size = flops.measure(request.base.name, request.lora, request.data.block_size, start and start.shapes)
+    rank, most = request.lora.resolved().rank, max((max(sides) for *sides, _ in size.adapted), default=None)
+    if not start and most and rank and rank > most:
+        raise UserError(f"--lora-r {rank}: no adapted matrix has more than {most:,} rows or columns, so that a higher "
+                        f"rank adds nothing; give {most} at most, as a rule 8 to 256")  # fmt: skip
+    return size
 
 
 def settle_machine(request: Request, model: Base, card: Device | None) -> tuple[Request, machines.Machine, list[str]]:
@@ -141,7 +154,7 @@ def _seconds_of_a_step(request: Request, model: Base, machine: machines.Machine)
     fixed = request.trainer.precision or request.trainer.deterministic or request.base.quantize_4bit
     if fixed or machine.accelerator != "cpu" or machine.precision == FP32 or machine.world_size > 1:
         return {}
-    if 4 * model.size.frozen > machine.memory_limit(None):  # bytes of fp32
+    if 4 * (model.size.frozen + 4 * model.size.trained) > machine.memory_limit(None):  # of fp32, and Adam's moments
         return {}
     block_size = min(TRIED[1], loading.max_positions(model.config) or TRIED[1])
     setting = replace(memory_budget.setting_of(request, machine), batch_size=TRIED[0], block_size=block_size)

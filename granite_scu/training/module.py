@@ -299,7 +299,7 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         self.restore_counted(checkpoint)
 
     def require_same_settings(self, checkpoint: dict) -> None:
-        """Refuse the state of a checkpoint that measured or read by other settings; needs no model. Raises UserError."""
+        """Refuse a checkpoint that measured or read by other settings; needs no model. Raises UserError."""
         now = self._frozen_settings()
         for name, then in checkpoint["frozen"].items():
             if now.get(name) != then:

@@ -292,6 +292,10 @@ def test_a_full_disk_blocks_the_run(machine, monkeypatch, tmp_path):
     monkeypatch.setattr(requirements.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
     full = found(check_requirements(request), "free disk")
     assert full.blocks and f"--output-dir {request.run.output_dir}" in full.remedy
+    monkeypatch.setattr(requirements.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**25))
+    assert found(check_requirements(request), "free disk").meaning == "the run folder takes up to 0.012 GiB"
+    kept = found(check_requirements(wanted("cpu", run__output_dir=str(tmp_path), run__keep=100)), "free disk")
+    assert kept.blocks and kept.meaning == "the run folder takes up to 0.34 GiB"
 
 
 def test_the_table_names_what_is_missing_and_leaves_commands_whole(capsys):
@@ -353,6 +357,7 @@ NO_CALLBACK = "trainer: {callbacks: [{class_path: nope.Nope}]}"
         (["--max-drift", "5%", "--general-data", "nothere.txt"], "--general-data nothere.txt: no such file"),
         (["--chat-template", "noname"], "--chat-template noname"),
         (["--config", NO_CALLBACK], "--trainer.callbacks: "),
+        (["--lora-r", "20000"], "--lora-r 20000: no adapted matrix has more than"),
         (["--resume-from-checkpoint", "last", "--max-steps", "2"], "is at step 5 and the run ends at 2; raise"),
         (["--resume-from-checkpoint", "last"], "the checkpoint's adapters do not fit this model"),
     ],
