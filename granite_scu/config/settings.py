@@ -106,8 +106,8 @@ _SHARE: _Rule = (lambda value: 0 < value <= 1, "must be in (0, 1]")
 _BELOW_1: _Rule = (lambda value: 0 <= value < 1, "must be in [0, 1)")
 _BETWEEN_0_AND_1: _Rule = (lambda value: 0 < value < 1, "must lie between 0 and 1")
 _TIME: _Rule = (
-    lambda value: re.fullmatch(r"\d+:\d\d:\d\d:\d\d", value) is not None,
-    "must have the form DD:HH:MM:SS, as 00:01:30:00",
+    lambda value: re.fullmatch(r"(?=.*[1-9])\d+:\d\d:\d\d:\d\d", value) is not None,
+    "must have the form DD:HH:MM:SS, as 00:01:30:00, and be no less than a second",
 )
 
 
@@ -291,6 +291,10 @@ class BaseConfig(Group):
     compile: bool | None = setting(None, "--torch-compile")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(bool(self.name.strip()), "--model", "''", "is empty; name a model, or leave it out")
+
 
 @dataclass(frozen=True)
 class LoraConfig(Group):
@@ -437,7 +441,11 @@ class DataConfig(Group):
     validation_data: list[str] | str | None = None
     test_data: list[str] | str | None = None
     held_out_share: float | str | None = setting(
-        None, rule=(_BELOW_1[0], "must be at least 0 and less than 100%: the rest is trained on")
+        None,
+        rule=(
+            lambda value: value == 0 or 1e-3 <= value < 1,
+            "must be 0, or at least 0.1% and less than 100%: the rest is trained on",
+        ),
     )
     text_column: str = "text"
     record_format: Literal[
@@ -483,6 +491,8 @@ class DataConfig(Group):
         given = {"--data-dir": self.path, "--validation-data": self.validation_data, "--test-data": self.test_data}
         for flag, names in given.items():
             check(names != [], flag, "[]", "names no text; name a file or a folder, or leave it out")
+            check(all(name.strip() for name in listed(names)), flag, "''",
+                  "is empty; name a file or a folder, or leave it out")  # fmt: skip
         self._check_held_out()
         fills = self.train_tokens is None or self.train_tokens >= self.block_size
         check(fills, "--data.train_tokens", self.train_tokens, f"must be at least a block of {self.block_size}")
@@ -727,8 +737,8 @@ class DriftConfig(Group):
             given = given if isinstance(given, str) else f"{given:g}"
             has_unit = "%" in str(given) or budget < 1
             check(has_unit, "--max-drift", given, f"give the unit, as {budget:g}% of the base's bits")
-            remedy = "must be more than 0% and less than 100% of the base's bits"
-            check(0 < budget < 1, "--max-drift", given, remedy)
+            remedy = "must be at least 0.001% and less than 100% of the base's bits"
+            check(1e-5 <= budget < 1, "--max-drift", given, remedy)
         names = listed(self.general_data)
         named = bool(names) and all(name.strip() for name in names)
         check(named, "--general-data", "''", "is empty; leave it out, or name a file")

@@ -353,8 +353,8 @@ def test_a_share_is_a_number_or_per_cent_by_flag_and_in_yaml(tmp_path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--max-drift", "0"], "--max-drift 0: must be more than 0%"),
-        (["--max-drift", "-1%"], "--max-drift -1%: must be more than 0%"),
+        (["--max-drift", "0"], "--max-drift 0: must be at least 0.001%"),
+        (["--max-drift", "-1%"], "--max-drift -1%: must be at least 0.001%"),
         (["--max-drift", "200%"], "--max-drift 200%: .*less than 100%"),
         (["--max-drift", "2"], "--max-drift 2: give the unit, as 2%"),
         (["--max-drift", "nan"], "--max-drift .*nan: is no share"),
