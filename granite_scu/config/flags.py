@@ -152,7 +152,7 @@ _SHOWN: dict[str, dict[str, Any]] = {
     "data.eval_batch_size": {"default": "--batch-size"},
     "trainer.accumulate_grad_batches": {"default": f"{config.TrainerConfig.accumulate_grad_batches}, {FEWER}"},
     "data.block_size": {
-        "default": f"{config.DataConfig.block_size}, {FEWER}",
+        "default": f"{config.DataConfig.block_size}, {FEWER}, more where chats are longer",
         "help": "tokens in a block; also --max-length",
     },
     "data.chat_template": {"default": "the model's"},

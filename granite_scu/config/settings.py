@@ -416,7 +416,7 @@ class DataConfig(Group):
             takes the model's.
         chat_template_args: arguments of the chat template, such as enable_thinking=false; a value is JSON or a text.
         system: system prompt of conversations that begin without one. It is saved in the run's chat template, so that
-            later questions get it too; empty leaves it to the template.
+            later questions get it too.
         control_tokens: what becomes of control tokens such as <|end_of_text|> that stand in the text itself: text reads
             them as any other words, tokens lets them act, refuse stops the run.
         loss_on: of conversations: completion supervises what the assistant says, all every token.
@@ -478,7 +478,7 @@ class DataConfig(Group):
     split_seed: int = 0
     cache_dir: str | None = None
     isolate_documents: bool = True
-    train_tokens: int | None = setting(None, "--data.train_tokens")
+    train_tokens: int | None = setting(None, "--data.train_tokens", _at_least(1))
     stream: bool = False
 
     def __post_init__(self) -> None:
@@ -494,8 +494,6 @@ class DataConfig(Group):
             check(all(name.strip() for name in listed(names)), flag, "''",
                   "is empty; name a file or a folder, or leave it out")  # fmt: skip
         self._check_held_out()
-        fills = self.train_tokens is None or self.train_tokens >= self.block_size
-        check(fills, "--data.train_tokens", self.train_tokens, f"must be at least a block of {self.block_size}")
         check_template_args(self.chat_template_args)
         if self.system:
             check_system(self.system)
@@ -691,7 +689,8 @@ class ControlConfig(Group):
         try:
             return build(self.controller, **self._of_law())
         except (TypeError, ValueError) as error:
-            raise UserError(f"--controller {self.controller}: {error}") from error
+            words = str(error).replace("give target_s", "give --target-s")
+            raise UserError(f"--controller {self.controller}: {words}") from error
 
     def _of_law(self) -> dict[str, Any]:
         law = find(self.controller)
@@ -831,7 +830,7 @@ class RunConfig(Group):
         tf32: take fp32 products of the model in TF32, ten bits of mantissa, where the GPU has it; lambda's and S's own
             are always exact.
         multi_gpu: train on every visible GPU, one process each, or on what torchrun or SLURM started.
-        gpus: GPUs to train on, one process each, of those that are visible; a plan takes any number. Null takes one, or
+        gpus: GPUs to train on, one process each, of those that are visible; a plan takes any number; null takes one, or
             all with multi_gpu.
         fsdp: share the frozen layers out over the processes, for a model that one GPU cannot hold; adapters stay whole.
         expected_mfu: share of the device's peak that a step should reach; a run that stays below says what to change.

@@ -131,6 +131,8 @@ def _many_passes(epochs: float | None, passes: float | None, steps: int) -> str 
     if epochs is not None or passes is None or passes <= MANY:
         return None
     fewer = f"--max-steps {math.ceil(steps * 3 / passes)} reads it three times"
+    if passes >= 3 * steps:
+        fewer = f"a step alone reads it {passes / steps:,.0f} times; give a smaller --batch-size"
     return f"--max-steps {steps}: reads the data {passes:,.0f} times; {fewer}"
 
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.progress import say
 from granite_scu.config.request import Request
+from granite_scu.config.settings import check
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.hardware.detection import Device
 from granite_scu.storage.run_folder import BEST_ADAPTER, RunFolder
@@ -64,7 +65,9 @@ def prepare(
     data, console, block = data or build_data(request), console or Console(), request.data.block_size
     say(f"reading the text {request.data.named}", console)
     request, chosen = fit_to_text(request, data, base.tokenizer, base.config, machine.world_size)
-    base = base._replace(size=base.size.in_blocks(request.base.name, block, request.data.block_size))
+    size, wanted = request.data.block_size, request.data.train_tokens
+    check(wanted is None or wanted >= size, "--data.train_tokens", wanted, f"must be at least a block of {size}")
+    base = base._replace(size=base.size.in_blocks(request.base.name, block, size))
 
     # The micro-batch that is predicted to fit, and whether activations have to be recomputed for it.
     request = batch_size.fit_to_memory(request, machine)

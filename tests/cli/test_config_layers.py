@@ -343,7 +343,7 @@ def test_a_run_of_an_earlier_version_is_continued(tmp_path):
     assert script("--output-dir", str(tmp_path), *CONTINUES).control.target_s is None
     written["control"]["controller"] = "pi"
     file.write_text(yaml.safe_dump(written))
-    with pytest.raises(UserError, match="give target_s, a share"):
+    with pytest.raises(UserError, match="give --target-s, a share"):
         module("--config", str(file))
     written["control"] |= {"target_s": 0.02, "cpr_warmup": 4}
     file.write_text(yaml.safe_dump(written))

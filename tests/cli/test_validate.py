@@ -1,5 +1,6 @@
 """Wrong requests that are answered at once."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 from outcomes import refusal
 
-from granite_scu.cli import run_commands, script_flags, validate
+from granite_scu.cli import exit_codes, run_commands, script_flags, validate
 from granite_scu.cli.main import main
 from granite_scu.config import shipped
 
@@ -215,6 +216,28 @@ def test_a_plan_notes_what_is_in_the_way_of_the_run(capsys, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     assert main(["plan", "--test-run", "--json", "--output-dir", str(tmp_path)]) == 0
     assert "is not empty" in json.loads(capsys.readouterr().out)["advice"][-1]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"), [("500", ""), ("50", "--data.train_tokens 50: must be at least a block of 64")]
+)
+def test_tokens_to_train_on_are_at_least_a_block_as_it_is_cut(capsys, tmp_path, tokens, words):
+    turns = [{"role": "user", "content": "Which city?"}, {"role": "assistant", "content": "The capital is city 0."}]
+    lines = (json.dumps({"messages": [*turns, {"role": "user", "content": str(each)}, turns[1]]}) for each in range(60))
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines))
+    given = ["--data-dir", str(tmp_path / "chats.jsonl"), "--output-dir", str(tmp_path / "run"), "--accelerator", "cpu"]
+    code = main(["plan", "--model", "tiny-granite-h", *given, "--data.train_tokens", tokens])
+    assert (code, words in capsys.readouterr().err) == (2 if words else 0, True)
+
+
+@pytest.mark.parametrize(("argv", "said"), [(["--help"], exit_codes.NOTHING_WRITTEN), ([], exit_codes.HOW_TO_CONTINUE)])
+def test_a_disk_that_fills_up_under_a_help_text_loses_no_steps(capsys, monkeypatch, argv, said):
+    def fills_up(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_commands, "_run", fills_up)
+    assert run_commands.main(argv) == 1
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [("eval",), ("generate", "--prompt", "x"), ("merge", "--out", "out")])

@@ -85,7 +85,7 @@ PROMISED = {
     "--batch-size": "8, fewer where there are few data",
     "--eval-batch-size": "--batch-size",
     "--gradient-accumulation-steps": "4, fewer where there are few data",
-    "--block-size": "1024, fewer where there are few data",
+    "--block-size": "1024, fewer where there are few data, more where chats are longer",
     "--learning-rate": "by the model's width",
     "--warmup-steps": "a twentieth of the run, 50 at most",
     "--adapter": "none: a new one",
@@ -281,6 +281,11 @@ def test_resuming_goes_on_in_the_checkpoints_own_folder():
     assert resolved("--resume-from-checkpoint", "some/run/checkpoint-20", "--output-dir", "x").run.output_dir == "x"
     assert resolved("--resume-from-checkpoint", "last", "--output-dir", "x").run.output_dir == "x"
     assert resolved("--resume-from-checkpoint", "last").run.output_dir == PROMISED["--output-dir"]
+
+
+def test_what_a_null_or_an_empty_text_stands_for_is_no_part_of_the_help():
+    assert flags.FLAGS["--gpus"].help.endswith("a plan takes any number")
+    assert flags.FLAGS["--system"].help.endswith("later questions get it too")
 
 
 def test_a_test_run_only_changes_defaults():

@@ -240,11 +240,6 @@ def test_a_training_split_may_be_thinned_to_about_so_many_tokens(tokenizer, one_
         assert getattr(thinned, part).numbers == getattr(whole, part).numbers
 
 
-def test_fewer_tokens_than_a_block_are_refused():
-    with pytest.raises(UserError, match=r"data\.train_tokens 31: must be at least a block of 32"):
-        DataConfig(block_size=32, train_tokens=31)
-
-
 @pytest.mark.parametrize("weight", [0.05, 0.1, 0.5, 1.5])
 def test_a_weight_reads_that_share_of_what_its_source_trains_on(tokenizer, tmp_path, weight):
     for name in "ab":

@@ -152,6 +152,12 @@ def test_the_time_counts_each_validation_and_its_batches_and_the_scores_at_the_e
         ({"data.block_size": 200_000}, 100, 1, []),  # the default model has no positions
         ({"run.eval_steps": 200}, 100, 1, ["only the last adapter is validated; --eval-steps 20"]),
         ({"data.num_epochs": 3, "trainer.max_steps": 20}, 20, 99, []),
+        (
+            {},
+            8,
+            80.0,
+            ["--max-steps 8: reads the data 80 times; a step alone reads it 10 times; give a smaller --batch"],
+        ),
         ({}, 8000, 76.2, ["--max-steps 8000: reads the data 76 times; --max-steps 315 reads it three times"]),
         ({}, 8000, None, []),
         ({}, 1000, 30, []),
