@@ -133,10 +133,10 @@ class Layers:
         origins = self.origins
         left_out = {key for key, origin in origins.items() if _is_for_a_card(origin)}
         own = {key for key, origin in origins.items() if _is_the_test_runs(origin)}
-        if own and "data.path" not in own:
-            left_out |= own.intersection(FITTED) - {"optimizer.learning_rate"}
-        elif own and "trainer.max_steps" not in own:
+        if not own >= {"data.path", "trainer.max_steps"}:
             left_out |= own.intersection(FITTED_TO_STEPS)
+        if "data.path" not in own:
+            left_out |= {key for key in own.intersection(FITTED) if key.startswith(("data.", "trainer."))}
         return [key for key, value in self.values.items() if has_value(value) and key not in left_out]
 
     def request(self) -> Request:

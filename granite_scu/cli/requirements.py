@@ -376,7 +376,7 @@ def _disk(request: Request) -> Check:
     remedy = f"--output-dir {request.run.output_dir}: make room there or choose another disk, or lower --keep"
     size, _ = attempt(_size, request)
     if size is None:
-        return Check("free disk", f"{free:.1f} GiB free", None, True, "what the run folder takes is not known", remedy)
+        return Check("free disk", f"{free:.1f} GiB free", None, True, "what the run folder takes is not known")
     # In fp32: each checkpoint has Adam's moments too, and one is written before the oldest goes; the best adapter and
     # the last have none.
     needed = 4 * size.trained * (3 * (request.run.keep + 1) + 2) / GIB

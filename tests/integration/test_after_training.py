@@ -15,7 +15,7 @@ from granite_scu.export import merge_check
 from granite_scu.model import saved_adapter
 
 SHORT = ("--max-steps", 6, "--save-steps", 3, "--eval-steps", 3, "--eval-iters", 2, "--control-every", 2)
-SHORT += ("--batch-size", 4, "--block-size", 64, "--eval-batch-size", 16)
+SHORT += ("--batch-size", 4, "--block-size", 64, "--eval-batch-size", 16, "--warmup-steps", 10)
 
 
 @pytest.fixture(scope="module")
