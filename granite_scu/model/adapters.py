@@ -122,10 +122,11 @@ def _kind(layer: str) -> str:
 
 
 def _target_modules(model: nn.Module, config: LoraConfig) -> list[str]:
-    """What PEFT is to adapt: the last parts of the names, which others read, where these mean no other layer."""
+    """What PEFT is to adapt: the last parts of the names, which others read, where these mean no other module."""
     chosen = targeted(model, config)
     short = {name.rpartition(".")[2] for name in chosen}
-    meant = {name for name in linear_layers(model) if name.rpartition(".")[2] in short}
+    # Of all modules, as PEFT takes any: in Zamba2 a linear layer's last name is 0, and so is the first decoder layer's.
+    meant = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in short}
     return sorted(short if meant == chosen.keys() else chosen)
 
 

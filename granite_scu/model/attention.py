@@ -24,12 +24,16 @@ from granite_scu.model.mamba2.mamba import HYBRID, layers_of
 from granite_scu.model.mamba2.tiling import kind_of
 
 
+OTHER_HYBRIDS = ("bamba", "nemotron_h")
+"""Types of models besides Granite's that pass the documents' numbers on to Mamba-2 layers that run our forward."""
+
+
 def isolating(model: nn.Module, documents: Tensor | None) -> dict[str, Tensor | dict[str, Tensor | None]]:
     """Arguments of the model's forward pass under which each document is computed as if it stood alone.
 
-    Attention layers get positions that begin at zero in each document, from which transformers makes the mask; its
-    hybrid model passes them on to no mask, so that the mask itself is given there, and the documents' numbers for the
-    Mamba-2 layers (``mamba.mix``). Its own Mamba code would refuse them without compiled kernels.
+    Attention layers get positions that begin at zero in each document, from which transformers makes the mask, and
+    Mamba-2 layers the documents' numbers (``mamba.mix``); transformers' own Mamba code would refuse them without
+    compiled kernels. Granite's hybrid passes positions on to no mask, so that the mask itself is given there.
 
     Args:
         model: a transformers causal language model (not wrapped by PEFT).
@@ -42,7 +46,8 @@ def isolating(model: nn.Module, documents: Tensor | None) -> dict[str, Tensor | 
     begins = torch.nn.functional.pad(runs[:, 1:] != runs[:, :-1], (1, 0), value=True)
     positions = time - torch.where(begins, time, 0).cummax(1).values
     if model.config.model_type != HYBRID:
-        return {"position_ids": positions}
+        numbers = {"seq_idx": runs} if model.config.model_type in OTHER_HYBRIDS else {}
+        return {"position_ids": positions, **numbers}
     masks = {"full_attention": _mask(runs, model), "linear_attention": None}
     return {"position_ids": positions, "attention_mask": masks, "seq_idx": runs}
 
@@ -50,7 +55,8 @@ def isolating(model: nn.Module, documents: Tensor | None) -> dict[str, Tensor | 
 def can_isolate(model: nn.Module, attention: str) -> bool:
     """Whether ``isolating`` is known to work: not through recurrent layers of other models, nor in flash-attention."""
     is_recurrent = bool(layers_of(model)) or any(hasattr(module, "A_log") for module in model.modules())
-    return attention != "flash_attention_2" and (model.config.model_type == HYBRID or not is_recurrent)
+    known = (HYBRID, *OTHER_HYBRIDS)
+    return attention != "flash_attention_2" and (model.config.model_type in known or not is_recurrent)
 
 
 @torch.no_grad()

@@ -62,6 +62,13 @@ def test_where_peft_refuses_a_layer_the_others_get_an_adapter(caplog):
     assert adapted == {"in_proj", "x_proj", "dt_proj"} and "no adapter on out_proj, which PEFT" in caplog.text
 
 
+def test_a_layer_whose_last_name_a_container_has_too_gets_an_adapter():
+    """As in Zamba2, whose pairs of linear layers are called 0 and 1, and its decoder layers too."""
+    small = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=8))
+    small.backbone.layers[0].mixer.x_proj = nn.Sequential(small.backbone.layers[0].mixer.x_proj)
+    assert "backbone.layers.0.mixer.x_proj.0" in low_rank_updates(attach(small, LoraConfig()))
+
+
 def test_experts_get_no_adapter_in_the_place_of_dense_layers_that_have_their_old_names(caplog):
     sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 8, "head_dim": 8}
     sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4}

@@ -5,12 +5,13 @@ import torch
 from references import granite
 from rounding import OF_GRANITE, assert_rounded
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, OPTConfig
+from transformers import AutoConfig, AutoModelForCausalLM, OPTConfig
 
 from granite_scu.config.settings import IGNORED, BaseConfig
 from granite_scu.model import loading
 from granite_scu.model.attention import CPU_ATTENTION, attend, can_isolate, isolating, keeps_apart
 from granite_scu.model.loss import summed_nats, token_nats
+from granite_scu.model.mamba2 import mamba
 from granite_scu.model.mamba2.tiling import describing
 
 LENGTHS = [[9, 1, 22, 8], [40], [3, 37]]
@@ -104,8 +105,25 @@ def test_where_isolation_is_not_known_to_work_it_is_said(small_granite):
     assert keeps_apart(hybrid) and keeps_apart(dense())
     assert not keeps_apart(AutoModelForCausalLM.from_config(OPT).eval())
     assert not can_isolate(hybrid, "flash_attention_2")
-    hybrid.config.model_type = "bamba"
+    hybrid.config.model_type = "jamba"
     assert not can_isolate(hybrid, "sdpa")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("bamba", {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "attn_layer_indices": [1]}),
+        ("nemotron_h", {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 2,
+                        "layers_block_type": ["mamba", "attention"]}),
+    ],
+)  # fmt: skip
+def test_other_hybrids_keep_documents_apart_in_their_mamba_layers(kind, sizes):
+    torch.manual_seed(0)
+    sizes |= {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
+    hybrid = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes)).eval()
+    mamba.install(hybrid)
+    assert can_isolate(hybrid, "sdpa") and keeps_apart(hybrid)
 
 
 # On a CPU
