@@ -25,7 +25,7 @@ from granite_scu.config.untrusted_input import parse_json
 from granite_scu.model import experts
 from granite_scu.model.adapter_files import check_config, factor_names, is_of_experts, modules_of
 from granite_scu.model.description_length import LowRankUpdate
-from granite_scu.model.loading import load_model
+from granite_scu.model.loading import READ_PAST, load_model
 from granite_scu.model.mamba2 import norm
 from granite_scu.model.mamba2.tiling import kind_of, product
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, WEIGHTS
@@ -97,19 +97,19 @@ def targeted(model: nn.Module, config: LoraConfig) -> dict[str, nn.Module]:
 
 
 def _left_out(model: nn.Module) -> set[str]:
-    """The layers, by the last parts of their names, that PEFT does not adapt as it is told.
+    """The layers, by the last parts of their names, that PEFT does not adapt as it is told, or transformers reads past.
 
     In many mixtures it takes the names of dense layers and shared experts for those of all experts, as transformers
     called these before 5.0, and adapts the stacks in their place.
     """
     names = {name.rpartition(".")[2] for name in linear_layers(model)}
-    if model.config.model_type in WITHOUT_OUT_PROJ:
-        return names & {"out_proj"}
+    kind = model.config.model_type
+    left_out = names & {*READ_PAST.get(kind, ()), *(("out_proj",) if kind in WITHOUT_OUT_PROJ else ())}
     if _to_stacks is None or not experts.number(model.config):
-        return set()
+        return left_out
     config = peft.LoraConfig(target_modules=names | {*EXPERTS_BEFORE})
     _to_stacks(config, model, None)
-    return names - set(config.target_modules)
+    return left_out | (names - set(config.target_modules))
 
 
 def _kind(layer: str) -> str:
@@ -174,7 +174,7 @@ def attach(model: nn.Module, config: LoraConfig) -> peft.PeftModel:
 @cache
 def _say_what_is_left_out(kind: str, names: str) -> None:
     log.warning(
-        "--model: no adapter on %s, which PEFT does not take in %s models; the other layers get one", names, kind
+        "--model: no adapter on %s, which PEFT or transformers passes over in %s models; the other layers get one", names, kind
     )
 
 

@@ -54,6 +54,15 @@ sliding windows that follow 4.2, and Llama by SmolLM2 (tests/real). Others load 
 # the embedding, sets the loss directly.
 UNQUANTISED = ["lm_head"]
 
+READ_PAST = {
+    "falcon_h1": ("out_proj",),
+    "falcon_mamba": ("dt_proj", "out_proj"),
+    "jamba": ("dt_proj",),
+    "mamba": ("dt_proj", "out_proj"),
+}
+"""The layers, by type of model, whose matrices transformers or its kernels read without a call of the layer: past an
+adapter, and as if they were never in 4 bits. Mamba-2 layers that run our forward have none."""
+
 CPU = torch.device("cpu")
 
 FLASH = "flash_attention_2"
@@ -214,14 +223,15 @@ def four_bit_layers(name: str) -> set[str]:
     Raises:
         UserError: as ``meta_model``, or bitsandbytes is not installed.
     """
-    quantizer = AutoHfQuantizer.from_config(_four_bits(torch.bfloat16), pre_quantized=False)
+    four_bits = _four_bits(torch.bfloat16, known_config(name))
+    quantizer = AutoHfQuantizer.from_config(four_bits, pre_quantized=False)
     model = meta_model(name)
     quantizer.preprocess_model(model, device_map=None)
     return _in_four_bits(model)
 
 
-def _four_bits(dtype: torch.dtype) -> BitsAndBytesConfig:
-    """How 4-bit weights are made, for products in ``dtype``. Raises UserError without bitsandbytes."""
+def _four_bits(dtype: torch.dtype, config: PretrainedConfig) -> BitsAndBytesConfig:
+    """How a model's 4-bit weights are made, for products in ``dtype``. Raises UserError without bitsandbytes."""
     if find_spec("bitsandbytes") is None:
         raise UserError("--4bit-quantization: bitsandbytes is not installed; pip install 'granite-scu[quant]'")
     return BitsAndBytesConfig(
@@ -229,7 +239,7 @@ def _four_bits(dtype: torch.dtype) -> BitsAndBytesConfig:
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
-        llm_int8_skip_modules=UNQUANTISED,
+        llm_int8_skip_modules=[*UNQUANTISED, *READ_PAST.get(config.model_type, ())],
     )
 
 
@@ -237,6 +247,17 @@ def _in_four_bits(model: PreTrainedModel) -> set[str]:
     from bitsandbytes.nn import Linear4bit  # late: it need not be installed
 
     return {name for name, module in model.named_modules() if isinstance(module, Linear4bit)}
+
+
+def _take_precision(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Of a base whose files are in 4 bits transformers leaves what it was made for: its products, and its weights."""
+    for module in model.modules():
+        if hasattr(module, "compute_dtype"):
+            module.compute_dtype = dtype
+    for parameter in model.parameters():
+        # Packed weights may be stored as floats too, which are no numbers.
+        if parameter.is_floating_point() and getattr(parameter, "quant_state", None) is None:
+            parameter.data = parameter.data.to(dtype)
 
 
 def load_model(
@@ -254,14 +275,17 @@ def load_model(
         UserError: unknown model, attention that it lacks, 4 bits without bitsandbytes or of a model that has no layer
             for them, or no compiled kernels where they are insisted on.
     """
-    attention = choose_attention(known_config(config.name), config.attention, attention)
-    kwargs: dict = {"dtype": dtype, "attn_implementation": attention_on(device, known_config(config.name), attention)}
+    known = known_config(config.name)
+    attention = choose_attention(known, config.attention, attention)
+    kwargs: dict = {"dtype": dtype, "attn_implementation": attention_on(device, known, attention)}
     if config.quantize_4bit:
-        kwargs["quantization_config"] = _four_bits(dtype)
+        kwargs["quantization_config"] = _four_bits(dtype, known)
         kwargs["device_map"] = {"": device}  # without it every process would quantise on the first GPU
     with _showing_progress(f"loading the weights of {config.name}"):
         model = _read(config.name, **kwargs)
     check_finite(model, config.name)
+    if quantised_by(known):
+        _take_precision(model, dtype)
     if config.quantize_4bit and not _in_four_bits(model):
         kind = model.config.model_type
         raise UserError(f"--4bit-quantization: transformers holds no layer of {kind} models in 4 bits; leave it out")

@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from outcomes import refusal
 from references import granite
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, FalconConfig, GraniteConfig, MistralConfig
+from transformers import AutoModelForCausalLM, FalconConfig, GraniteConfig, MambaConfig, MistralConfig
 from transformers.utils import logging as transformers_logging
 
 from granite_scu.config import hub as hub_module
@@ -236,6 +236,29 @@ def test_four_bits_of_a_model_that_has_no_layer_for_them_are_refused(tmp_path):
     assert loading.four_bit_layers(str(tmp_path)) == set()
     with pytest.raises(UserError, match=r"--4bit-quantization: .*falcon models in 4 bits; leave it out"):
         loading.load_model(BaseConfig(str(tmp_path), quantize_4bit=True), torch.float32)
+
+
+@needs_bitsandbytes
+def test_what_transformers_reads_past_a_layer_is_not_in_four_bits(tmp_path):
+    config = MambaConfig(hidden_size=64, num_hidden_layers=1, state_size=8, vocab_size=32)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    model = loading.load_model(BaseConfig(str(tmp_path), quantize_4bit=True), torch.float32)
+    expected = {f"backbone.layers.0.mixer.{name}" for name in ("in_proj", "x_proj")}
+    assert loading.four_bit_layers(str(tmp_path)) == expected == loading._in_four_bits(model)
+    assert model(input_ids=torch.arange(8)[None], use_cache=False).logits.isfinite().all()
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_base_that_is_stored_in_four_bits_is_held_in_the_runs_precision(dtype, tmp_path):
+    made_for = torch.bfloat16 if dtype == torch.float32 else torch.float32
+    loading.load_model(BaseConfig(TINY_MODEL, quantize_4bit=True), made_for).save_pretrained(tmp_path)
+    model = loading.load_model(BaseConfig(str(tmp_path)), dtype)
+    layers = adapters.linear_layers(model)
+    assert loading._in_four_bits(model) == {*layers}
+    assert {layer.compute_dtype for layer in layers.values()} == {dtype}
+    assert {p.dtype for p in model.parameters()} == {dtype, torch.uint8}
+    assert logits_of(model).dtype == dtype
 
 
 @needs_bitsandbytes
