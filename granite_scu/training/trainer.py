@@ -27,6 +27,7 @@ from granite_scu.config.errors import INTERRUPTED, RunFailed, Stopped, UserError
 from granite_scu.config.settings import TrainerConfig
 from granite_scu.data.workers import errors_in_one_line
 from granite_scu.hardware.machine import Machine
+from granite_scu.model.compilation import decoder_layers
 
 LOST_AFTER = timedelta(minutes=10)
 """What a process waits for the others before it takes them for lost. None does anything alone for that long, but that
@@ -295,12 +296,18 @@ def shard(decoder: torch.nn.Module, mesh: DeviceMesh) -> None:
     """Have every layer's frozen weights shared out over the last dimension of ``mesh``, once.
 
     Args:
-        decoder: has ``layers``; its other weights stay whole, as the loss reads the embedding outside of any layer.
+        decoder: its weights outside of layers stay whole, as the loss reads the embedding outside of any.
         mesh: the processes, on one node or (nodes, processes of each).
+
+    Raises:
+        UserError: its layers cannot be told.
     """
     if isinstance(decoder, FSDPModule):
         return
-    for layer in decoder.layers:
+    layers = decoder_layers(decoder)
+    if layers is None:
+        raise UserError(f"--fsdp: the layers of a {decoder.config.model_type} model cannot be told; leave it out")
+    for layer in layers:
         trained = {parameter for parameter in layer.parameters() if parameter.requires_grad}
         fully_shard(layer, mesh=mesh, ignored_params=trained, reshard_after_forward=True)
     # A root without weights of its own: under it a layer's weights are fetched while the one before it computes.

@@ -12,10 +12,12 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoConfig, AutoModel
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TrainerConfig
 from granite_scu.model.drift import loss_in_budget
+from granite_scu.training import trainer
 from granite_scu.training.trainer import OwnPatience, _lost, build_trainer, given_objects
 
 
@@ -40,6 +42,17 @@ def test_a_single_task_of_slurms_starts_the_others_itself(monkeypatch, group_of_
 def test_processes_that_do_not_reach_one_another_are_told_of_the_interface():
     refused = "Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] timed out, remote=[127.0.1.1]:4321"
     assert "set GLOO_SOCKET_IFNAME" in _lost(RuntimeError(refused))
+
+
+@pytest.mark.parametrize("kind", ["opt", "gptj", "gpt_neo", "falcon", "mpt", "llama"])
+def test_layers_are_shared_out_whatever_the_decoder_calls_them(monkeypatch, kind):
+    with torch.device("meta"):
+        decoder = AutoModel.from_config(AutoConfig.for_model(kind))
+    wrapped = []
+    monkeypatch.setattr(trainer, "fully_shard", lambda module, **_: wrapped.append(module))
+    trainer.shard(decoder, None)
+    *layers, root = wrapped
+    assert root is decoder and len(layers) == decoder.config.num_hidden_layers and len({*map(type, layers)}) == 1
 
 
 @pytest.mark.parametrize(
