@@ -47,12 +47,13 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Every linear layer that an adapter can sit on, by its full name: all but the output head.
 
     4-bit layers count: bitsandbytes derives them from ``nn.Linear``. A mixture's router does not, which may be derived
-    from it and return scores and choices; nor does DeepSeek V4's product in groups.
+    from it and return scores and choices; nor does DeepSeek V4's product in groups, nor Zamba2's lists of pairs, of which
+    a layer runs one and passes the others by.
     """
     head = model.get_output_embeddings()
     layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
-    in_groups = {n for n, m in layers.items() if type(m).__name__.endswith("GroupedLinear")}
-    return {n: m for n, m in layers.items() if n not in in_groups and "router" not in n.split(".")[-2:]}
+    others = {n for n, m in layers.items() if type(m).__name__.endswith("GroupedLinear") or "_adapter_list." in n}
+    return {n: m for n, m in layers.items() if n not in others and "router" not in n.split(".")[-2:]}
 
 
 KINDS = {"attention": ("attn", "attention"), "mamba": ("mamba", "mixer", "ssm"), "mlp": ("mlp", "moe", "feed_forward")}
@@ -125,7 +126,7 @@ def _target_modules(model: nn.Module, config: LoraConfig) -> list[str]:
     """What PEFT is to adapt: the last parts of the names, which others read, where these mean no other module."""
     chosen = targeted(model, config)
     short = {name.rpartition(".")[2] for name in chosen}
-    # Of all modules, as PEFT takes any: in Zamba2 a linear layer's last name is 0, and so is the first decoder layer's.
+    # Of all modules, as PEFT takes any: in an nn.Sequential a linear layer is called 0, as the first decoder layer is.
     meant = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in short}
     return sorted(short if meant == chosen.keys() else chosen)
 
@@ -174,7 +175,9 @@ def attach(model: nn.Module, config: LoraConfig) -> peft.PeftModel:
 @cache
 def _say_what_is_left_out(kind: str, names: str) -> None:
     log.warning(
-        "--model: no adapter on %s, which PEFT or transformers passes over in %s models; the other layers get one", names, kind
+        "--model: no adapter on %s, which PEFT or transformers passes over in %s models; the other layers get one",
+        names,
+        kind,
     )
 
 

@@ -23,7 +23,6 @@ from granite_scu.model.mamba2.conv import runs_of
 from granite_scu.model.mamba2.mamba import HYBRID, layers_of
 from granite_scu.model.mamba2.tiling import kind_of
 
-
 OTHER_HYBRIDS = ("bamba", "nemotron_h")
 """Types of models besides Granite's that pass the documents' numbers on to Mamba-2 layers that run our forward."""
 

@@ -47,8 +47,8 @@ from granite_scu.storage.run_folder import read_json
 log = logging.getLogger(__name__)
 
 TESTED_TYPES = ("granite", "granitemoe", "granitemoehybrid", "granite_swa", "granitemoe_swa", "llama")
-"""Model types that are tested: dense Granite 3.x and 4.x, Granite 3.x with experts, the hybrids of 4.0, those with
-sliding windows that follow 4.2, and Llama by SmolLM2 (tests/real). Others load with a warning."""
+"""Model types that are tested: dense Granite 3.x, 4.1 and 4.2, Granite 3.x with experts, hybrids and dense ones of 4.0,
+those with sliding windows that follow 4.2, and Llama by SmolLM2 (tests/real). Others load with a warning."""
 
 # Left in full precision under 4 bits, besides what is no linear layer (docs/guides/qlora.md): the output head, tied to
 # the embedding, sets the loss directly.

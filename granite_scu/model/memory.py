@@ -136,7 +136,9 @@ def _simulate(config: PretrainedConfig, setting: Setting) -> Footprint:
         config.attention_dropout = 0.0  # the fake CPU would keep probabilities, which a GPU's kernels do not
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=setting.dtype, attn_implementation=attention)
-    in_4_bits = adapters.linear_layers(model).values() if setting.base.quantize_4bit else []
+    layers = adapters.linear_layers(model) if setting.base.quantize_4bit else {}
+    whole = loading.READ_PAST.get(config.model_type, ())
+    in_4_bits = [layer for name, layer in layers.items() if name.rpartition(".")[2] not in whole]
     weights = sum(t.nbytes for t in {*model.parameters(), *model.buffers()} - {m.weight for m in in_4_bits})
     weights += math.ceil(FOUR_BIT_BYTES * sum(m.weight.numel() for m in in_4_bits))
     if setting.sharing > 1:

@@ -56,14 +56,16 @@ def test_every_linear_layer_but_the_head_gets_an_adapter(model):
 
 def test_where_peft_refuses_a_layer_the_others_get_an_adapter(caplog):
     small = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=8))
-    with pytest.raises(UserError, match=r"^--lora-targets out_proj: no linear layer that can .*layers in_proj, x_proj$"):
+    with pytest.raises(
+        UserError, match=r"^--lora-targets out_proj: no linear layer that can .*layers in_proj, x_proj$"
+    ):
         attach(small, LoraConfig(targets=["out_proj"]))
     adapted = {name.rpartition(".")[2] for name in low_rank_updates(attach(small, LoraConfig()))}
     assert adapted == {"in_proj", "x_proj"} and "no adapter on dt_proj, out_proj, which PEFT" in caplog.text
 
 
 def test_a_layer_whose_last_name_a_container_has_too_gets_an_adapter():
-    """As in Zamba2, whose pairs of linear layers are called 0 and 1, and its decoder layers too."""
+    """In a sequence it is called 0, and the first decoder layer too."""
     small = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=8))
     small.backbone.layers[0].mixer.x_proj = nn.Sequential(small.backbone.layers[0].mixer.x_proj)
     assert "backbone.layers.0.mixer.x_proj.0" in low_rank_updates(attach(small, LoraConfig()))
@@ -100,6 +102,16 @@ def test_what_returns_no_plain_product_gets_no_adapter(kind, more, left_out):
     assert left_out not in names and names & {"k_proj", "kv_proj"}
     ids = torch.arange(16)[None]
     attach(mixture, LoraConfig()).train()(input_ids=ids, labels=ids).loss.backward()
+
+
+def test_every_adapter_of_a_model_whose_layers_pass_some_of_their_matrices_by_is_trained():
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    sizes |= {"n_mamba_heads": 8, "mamba_headdim": 8, "mamba_d_state": 8, "num_hidden_layers": 4, "num_mem_blocks": 1}
+    sizes |= {"num_key_value_heads": 4, "layers_block_type": ["mamba", "hybrid"] * 2}
+    small = AutoModelForCausalLM.from_config(AutoConfig.for_model("zamba2", **sizes))
+    adapted, ids = attach(small, LoraConfig()).train(), torch.arange(16)[None]
+    adapted(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    assert not untrained(low_rank_updates(adapted))
 
 
 def test_only_the_adapters_are_trained_and_they_start_at_no_change(model):
