@@ -47,8 +47,8 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Every linear layer that an adapter can sit on, by its full name: all but the output head.
 
     4-bit layers count: bitsandbytes derives them from ``nn.Linear``. A mixture's router does not, which may be derived
-    from it and return scores and choices; nor does DeepSeek V4's product in groups, nor Zamba2's lists of pairs, of which
-    a layer runs one and passes the others by.
+    from it and return scores and choices; nor does DeepSeek V4's product in groups, nor Zamba2's lists of pairs, of
+    which a layer runs one and passes the others by.
     """
     head = model.get_output_embeddings()
     layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}

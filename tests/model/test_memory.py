@@ -105,6 +105,13 @@ def test_4_bit_weights_are_as_large_as_those_of_bitsandbytes(config):
     assert memory.predict(config, setting).weights == pytest.approx(held, rel=0.01)
 
 
+def test_a_layer_that_is_left_out_of_4_bits_is_counted_whole(config, monkeypatch):
+    setting = replace(SETTING, base=BaseConfig(TINY_MODEL, quantize_4bit=True))
+    before = memory._simulate(config, setting).weights  # what predict would keep
+    monkeypatch.setitem(loading.READ_PAST, config.model_type, ("in_proj",))
+    assert memory._simulate(config, setting).weights > 1.1 * before
+
+
 def test_shared_layers_are_counted_by_their_share_and_two_as_wholes(config):
     whole, shared = (memory.predict(config, replace(SETTING, sharing=n)).weights for n in (1, 4))
     model = loading.load_model(BaseConfig(TINY_MODEL), SETTING.dtype)
