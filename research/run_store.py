@@ -15,7 +15,6 @@ from filelock import FileLock
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.untrusted_input import parse_json
-from granite_scu.hardware import detection
 from granite_scu.storage import provenance
 from granite_scu.storage.atomic import ensure_folder, replacing
 from granite_scu.storage.run_folder import finite
@@ -26,6 +25,8 @@ LOCK = ".lock"
 def origin() -> dict[str, Any]:
     """Where a result is from, for its record: ``machine``, ``versions`` and ``git_revision``."""
     import torch  # late: who only reads runs need not wait for it
+
+    from granite_scu.hardware import detection
 
     machine = {"cpu": detection.detect("cpu").name, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     return {"machine": machine, "versions": provenance.versions(), "git_revision": provenance.git_revision()}

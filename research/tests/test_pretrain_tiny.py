@@ -9,6 +9,7 @@ from granite_scu.config.settings import TINY_MODEL
 from granite_scu.data.sources import corpora
 from granite_scu.model import loading
 from research import pretrain_tiny as pretrain
+from research.comparison.package_docs import package_docs
 
 MULTIPLIERS = ("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
 
@@ -24,7 +25,7 @@ def test_the_library_is_learned_but_for_the_packages_that_are_held_out():
     packages = {document.name.split("/")[0].removesuffix(".py") for document in learned}
     assert learned and not any(corpora.is_held_out(package) for package in packages)
     seen = {document.text for document in learned}
-    assert seen.isdisjoint(document.text for document in corpora.package_docs())
+    assert seen.isdisjoint(document.text for document in package_docs())
 
 
 @pytest.mark.parametrize("architecture", pretrain.ARCHITECTURES)
