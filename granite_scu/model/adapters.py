@@ -175,7 +175,7 @@ def attach(model: nn.Module, config: LoraConfig) -> peft.PeftModel:
 @cache
 def _say_what_is_left_out(kind: str, names: str) -> None:
     log.warning(
-        "--model: no adapter on %s, which PEFT or transformers passes over in %s models; the other layers get one",
+        "--model: no adapter on %s, which PEFT or transformers skips in %s models; the other layers get one",
         names,
         kind,
     )

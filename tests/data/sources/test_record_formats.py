@@ -251,7 +251,7 @@ def test_in_a_joined_csv_an_empty_text_is_none(tmp_path):
 
 
 def test_a_format_of_common_fields_stands_back_behind_any_other():
-    """A file that was read goes on as it was, whatever pairs of fields are added."""
+    """A file that was read before still reads the same, whatever pairs of fields are added."""
     record = {"prompt": "a", "response": "b", "user": "c", "assistant": "d"}
     for name, (known, _) in LITERAL.items():
         if not record_formats.BY_NAME[name].is_common:
