@@ -14,7 +14,7 @@ from rich.text import Text
 from granite_scu.cli.console import make_console, print_facts, quiet
 from granite_scu.config.settings import BaseConfig, DataConfig, DriftConfig, check_model
 from granite_scu.config.untrusted_input import printable
-from granite_scu.storage.run_folder import TRAINING_CONFIG, read_json
+from granite_scu.storage.run_folder import TRAINING_CONFIG, is_general_text, read_json
 
 if TYPE_CHECKING:
     from granite_scu.evaluation.general_text import GeneralText
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace, data: DataConfig) -> int:
 
     quiet(make_console(stderr=True))
     files, own = asked.general_files, None
-    if len(files) == 1 and general_text.is_ours(files[0]):
+    if len(files) == 1 and is_general_text(files[0]):
         folder = Path(files[0]).expanduser().parent
         own = templates.saved_in(folder)
         if (record := folder / TRAINING_CONFIG).is_file() and not options.model:

@@ -13,7 +13,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.hardware import presets
 from granite_scu.storage import checkpoint_list
-from granite_scu.storage.run_folder import RunFolder
+from granite_scu.storage.run_folder import RunFolder, is_general_text
 
 
 def refuse(layers: Layers, writes: bool = True, opens: bool = True) -> None:
@@ -73,5 +73,5 @@ def check_data(data: settings.DataConfig, begins: bool = True, general: Sequence
             if read.is_path(source):
                 with read.named_by(flag):
                     read.check_readable(source)
-                    if begins:
+                    if begins and not (source in general and is_general_text(source)):
                         read.check_beginning(source, data.text_column, data.encoding, data.record_format)

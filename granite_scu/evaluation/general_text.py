@@ -27,6 +27,7 @@ from granite_scu.evaluation.answers import grouped
 from granite_scu.evaluation.score import padded_length
 from granite_scu.model.drift import READ_AT_ONCE, DriftBatches
 from granite_scu.storage.atomic import replacing
+from granite_scu.storage.run_folder import GENERAL_SCHEMA, is_general_text
 
 AUTO = "auto"
 """The source of text that the base model wrote."""
@@ -46,9 +47,6 @@ each other elsewhere."""
 
 _SHARES = (0, 1), (2,), (3,)
 """Of each four documents those that anchor, that steer and that are held out."""
-
-_SCHEMA = "granite-scu general text 1"
-"""What the first line of a file begins with."""
 
 _log = logging.getLogger(__name__)
 
@@ -165,7 +163,7 @@ def read(path: Path, tokenizer: PreTrainedTokenizerBase, rows: int | None = None
     try:
         header, *records = map(parse_json, lines)
         source, ours = str(header["source"]), _header(tokenizer)
-        if header["schema"] != _SCHEMA:
+        if header["schema"] != GENERAL_SCHEMA:
             raise ValueError("it is of another version")
         documents = tuple(_document(record) for record in records)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -209,18 +207,9 @@ def of_first_process(first: bool, find: Callable[[], GeneralText]) -> GeneralTex
     return found
 
 
-def is_ours(path: str) -> bool:
-    """Whether a file is one that ``GeneralText.write`` has written."""
-    try:
-        with Path(path).expanduser().open("rb") as file:
-            return _SCHEMA.encode() in file.read(len(_SCHEMA) + 20)
-    except OSError:
-        return False
-
-
 def _header(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     digest = hashlib.sha256(backend_of(tokenizer).to_str().encode()).hexdigest()[:16]
-    return {"schema": _SCHEMA, "template": templates.checksum(tokenizer), "tokenizer": digest}
+    return {"schema": GENERAL_SCHEMA, "template": templates.checksum(tokenizer), "tokenizer": digest}
 
 
 def _places(count: int) -> list[list[int]]:
@@ -271,7 +260,7 @@ def of_files(
     Raises:
         UserError: what reading raises, or too little text for a batch of each part.
     """
-    if len(names) == 1 and is_ours(names[0]):
+    if len(names) == 1 and is_general_text(names[0]):
         return read(Path(names[0]).expanduser(), tokenizer, rows).check(f"--general-data {names[0]}")
     alike = ("encoding", "cache_dir", "text_column", "loss_on", "control_tokens")
     with sources.named_by("--general-data"):

@@ -31,8 +31,9 @@ SAMPLES = "samples.json"
 """What base model and adapter make of two test documents, where these are no chats."""
 ANSWERS, ELSEWHERE = "answers.json", "elsewhere.json"
 """What both answer to the questions of held-out chats, and to general ones."""
-GENERAL = "general.jsonl"
-"""The general text that drift is measured on; a run that is continued, and ``granite-scu eval``, read it."""
+GENERAL, GENERAL_SCHEMA = "general.jsonl", "granite-scu general text 1"
+"""The general text that drift is measured on, and what its first line begins with; a run that is continued, and
+``granite-scu eval``, read it."""
 STOPPED = "stopped.json"
 """Which signal stopped the run, and the checkpoint to continue from; there until the run continues."""
 WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -328,6 +329,15 @@ def _foreign_inside(folder: Path) -> Iterator[Path]:
         unfinished = any(UNFINISHED.fullmatch(part) for part in entry.relative_to(folder).parts)
         if not (unfinished or _INSIDE.fullmatch(entry.name)):
             yield entry
+
+
+def is_general_text(path: str) -> bool:
+    """Whether a file is general text that a run, or ``data inspect --general``, has written."""
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            return GENERAL_SCHEMA.encode() in file.read(len(GENERAL_SCHEMA) + 20)
+    except OSError:
+        return False
 
 
 def _is_ours(entry: Path) -> bool:

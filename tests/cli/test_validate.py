@@ -11,6 +11,10 @@ from outcomes import refusal
 from granite_scu.cli import exit_codes, run_commands, script_flags, validate
 from granite_scu.cli.main import main
 from granite_scu.config import shipped
+from granite_scu.config.settings import TINY_MODEL, DataConfig
+from granite_scu.evaluation.general_text import Document, GeneralText
+from granite_scu.model.loading import load_tokenizer
+from granite_scu.storage.run_folder import GENERAL
 
 
 def refused(*argv: str) -> str:
@@ -166,6 +170,12 @@ def test_what_the_parser_understands_is_let_through(given, tmp_path):
 )
 def test_a_budget_of_drift_goes_with_nothing_else_that_is_held_and_its_text_is_there(tmp_path, given, words):
     assert words in refused("--output-dir", str(tmp_path), "--accelerator", "cpu", "--max-drift", "2%", *given)
+
+
+def test_general_text_that_another_run_has_written_is_taken(tmp_path):
+    file = tmp_path / GENERAL
+    GeneralText((Document((1, 2), (False, True)),), "auto").write(file, load_tokenizer(TINY_MODEL))
+    validate.check_data(DataConfig(), general=[str(file)])
 
 
 @pytest.mark.parametrize("given", [["--general-data", __file__], ["--general-tokens", "4096"]])
