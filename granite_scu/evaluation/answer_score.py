@@ -13,9 +13,9 @@ from granite_scu.data.tokens.special_tokens import THINKING
 RULE = (
     "an answer is as expected if it has every number, and nine in ten of the words, that the expected answer adds to "
     "the question; words such as the, is and of do not count, of alternatives (red or blue) it may have the expected "
-    "one alone, it denies something (not, never) where the expected one does, and where JSON is expected it must be "
-    "the same JSON. Where the expected answer adds a number or name, half of the words are enough, if all numbers with "
-    "their units, all names, and words such as only are among them. Of a script without spaces each character is a "
+    "one alone, it denies something (no, not, never) where the expected one does, and where JSON is expected it must "
+    "be the same JSON. Where the expected answer adds a number or name, half of the words are enough, if all numbers "
+    "with their units, all names, and words such as only are among them. Of a script without spaces each character is a "
     "word, and nine in ten of those side by side must be so in the answer"
 )
 """What ``is_as_expected`` says, for people."""
@@ -31,7 +31,8 @@ SMALL_WORDS = ARTICLES.union(_SMALL.split())
 """English words that say nothing by themselves. No and not are none of them."""
 _DENIALS = """no not never none nobody nothing neither nor cannot cant couldnt didnt doesnt dont hadnt hasnt havent isnt
 arent wasnt werent wont wouldnt shouldnt mustnt"""
-_OTHER_DENIALS = """nicht nie niemals kein keine keinem keinen keiner keines niet geen pas jamais nunca não 不 没 沒"""
+_OTHER_DENIALS = """nicht nie niemals kein keine keinem keinen keiner keines niet geen pas jamais nunca não non не нет
+لا لم لن ليس ليست नहीं değil inte ikke tidak bukan không δεν לא 不 没 沒"""
 _DENYING = frozenset(f"{_DENIALS} {_OTHER_DENIALS}".split())
 """English words that deny what is said, and the commonest of other languages, as ``words_of`` has them."""
 _DENYING_PARTS = ("ない", "ません", "ไม่")
@@ -67,6 +68,9 @@ _ALIKE = str.maketrans({"'": None, "\u2019": None, "\u2212": "-"})
 """Apostrophes, and the mathematical sign for minus."""
 _CHOICE = re.compile(r"(?<!\w)[A-Z](?!\w|\s+\w)")
 """The letter of a choice: A as an article stands before a word."""
+_YES, _NO = "yes ja oui si sí sim ano tak da نعم", "no nein non não ne nee nie нет لا"
+_SAYS_YES = dict.fromkeys(_YES.split(), True) | dict.fromkeys(_NO.split(), False)
+"""By the first word of an answer."""
 
 
 def words_of(text: str) -> list[str]:
@@ -83,7 +87,8 @@ def words_of(text: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    return _POSSESSIVE.sub("", unicodedata.normalize("NFKC", text).casefold()).translate(_ALIKE)
+    text = re.sub(r"\d", lambda digit: str(int(digit[0])), unicodedata.normalize("NFKC", text))  # of any script
+    return _POSSESSIVE.sub("", text.casefold()).translate(_ALIKE)
 
 
 def _side_by_side(text: str) -> set[tuple[str, str]]:
@@ -104,11 +109,25 @@ def is_as_expected(answer: str, expected: str, question: str = "") -> bool:
         return _as_json(answer) == _as_json(expected)
     if not (wanted := words_of(expected)):  # an emoji, say, or the choice A
         return answer.strip() == expected.strip() or {*_CHOICE.findall(answer)} == {*_CHOICE.findall(expected)} != set()
+    if _contradicts(answer, expected):
+        return False
     asked = set(words_of(question))
     said = set(wanted) - SMALL_WORDS
     said = said - asked or said
     turned = _denies(answer, said) != _denies(expected, said) and not _is_denial(question)
     return not turned and _has_what_counts(answer, expected, question)
+
+
+def _contradicts(answer: str, expected: str) -> bool:
+    """Whether one says yes and the other no, or the answer names another letter first, or another currency."""
+    both = answer, expected
+    if {_SAYS_YES.get(word) for text in both for word in words_of(text)[:1]} >= {True, False}:
+        return True
+    letters, (letter, *_) = _CHOICE.findall(answer), [*_CHOICE.findall(expected), ""]
+    if words_of(expected) == [letter.lower()] and letters and letters[0] != letter:
+        return True
+    here, there = ({each for each in text if unicodedata.category(each) == "Sc"} for text in both)
+    return bool(here and there) and here.isdisjoint(there)
 
 
 def without_thoughts(answer: str) -> str:

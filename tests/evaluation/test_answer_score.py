@@ -73,6 +73,15 @@ EXPECTED = "The founder of Tarn Ferries is Ilse Varga."
         ("Hunde sind nicht erlaubt.", "Hunde sind erlaubt.", "", False),
         ("[ ]", "[]", "", True),
         ('{"a": 1}', "{}", "", False),
+        ("Il negozio non apre il lunedì.", "Il negozio apre il lunedì.", "", False),
+        ("المتجر لا يفتح يوم الاثنين", "المتجر يفتح يوم الاثنين", "", False),
+        ("دكان ٣", "دكان 3", "", True),
+        # Yes is not no, whatever else is denied.
+        ("Yes, there is no fee.", "No.", "Is there a fee?", False),
+        ("No, only from 9 to 5.", "Yes, from 9 to 5.", "Is it open?", False),
+        ("It costs $12.", "€12", "What does it cost?", False),
+        ("A) a lamp B) a mast", "B", "Which, A) a lamp or B) a mast?", False),
+        ("Option B is right.", "B", "Which, A) a lamp or B) a mast?", True),
         # One of the two denies it.
         ("Refunds are not possible within 14 days of purchase.", "Refunds are possible within 14 days of purchase.",
          "How are refunds handled?", False),
