@@ -31,8 +31,8 @@ from granite_scu.evaluation.general_text import Document, batches
 from granite_scu.model.adapters import Switch
 from granite_scu.model.description_length import bits
 from granite_scu.model.drift import Drift
-from granite_scu.model.kl_divergence import drift_of, has_plain_head, states
-from granite_scu.model.loss import token_nats
+from granite_scu.model.kl_divergence import drift_of, states
+from granite_scu.model.loss import has_plain_head, token_nats
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ def drift_on(model: PreTrainedModel, said: Sequence[Document], before: Switch, a
     """
     kl = certainty = torch.zeros((), dtype=torch.float64)
     rows, counted = batches(said, READ_AT_ONCE, padding), sum(each.n_counted for each in said)
-    plain = has_plain_head(model, rows[0]["input_ids"][:1].to(model.device))
+    plain = has_plain_head(model)
     for row in rows:
         ids, positions = row["input_ids"].to(model.device), (row["labels"] != IGNORED).flatten().nonzero().squeeze(1)
         made = []

@@ -18,6 +18,7 @@ from granite_scu.control.units import per_cent
 from granite_scu.model import kl_divergence
 from granite_scu.model.compilation import evaluation_mode, not_compiled, without_dropout
 from granite_scu.model.description_length import bits, information_ratio
+from granite_scu.model.loss import has_plain_head
 
 ANCHOR_SHARE, MIN_ANCHOR = 10, 64
 """An anchor batch has a tenth of a step's tokens, and at least so many: a short answer of a chat."""
@@ -198,8 +199,7 @@ class GeneralPart:
         self._trained, device = trained, trained.factors[0].device
         shares = [_share(batch, *trained.process) for batch in batches]
         own = [{name: part.to(device) for name, part in share.items()} for share in shares]
-        with self._reading(), trained.as_it_began():
-            self._plain = kl_divergence.has_plain_head(trained.language_model, own[0]["input_ids"][:1])
+        self._plain = has_plain_head(trained.language_model)
         self._batches = [_rows(mine, whole) for mine, whole in zip(own, batches, strict=True)]
         self._kept: dict[int, Tensor] = {}
         self._places: tuple[Tensor, ...] = ()

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from granite_scu.model.loss import CHUNKED_TYPES, chunk_on, hidden_states, logits_into, summed_cross_entropy
+from granite_scu.model.loss import chunk_on, hidden_states, logits_into, summed_cross_entropy
 
 BUFFERS = 4
 """Of a chunk's logits, where the loss has one: of both models, one's probabilities, and what a logsumexp takes."""
@@ -20,19 +20,6 @@ def summed_kl_of(adapted: Tensor, reference: Tensor) -> Tensor:
     return F.kl_div(log_q, log_p, reduction="sum", log_target=True)
 
 
-def has_plain_head(model: nn.Module, input_ids: Tensor) -> bool:
-    """Whether the logits of these tokens are hidden @ head.T / logits_scaling to the bit, so that hidden states do."""
-    head, scaling = model.get_output_embeddings(), getattr(model.config, "logits_scaling", 1.0)
-    if hasattr(head, "base_layer"):  # with an adapter, which its weight lacks
-        return False
-    if model.config.model_type in CHUNKED_TYPES:
-        return True
-    with torch.no_grad():
-        expected = model(input_ids=input_ids, use_cache=False).logits
-        without_bias = getattr(head, "bias", None) is None  # only its weight is read
-        return without_bias and torch.equal(head(hidden_states(model, input_ids)) / scaling, expected)
-
-
 def states(model: nn.Module, input_ids: Tensor, positions: Tensor, plain: bool) -> Tensor:
     """What predicts the next token at some positions: (positions, hidden), or logits where the head is not plain.
 
@@ -40,7 +27,7 @@ def states(model: nn.Module, input_ids: Tensor, positions: Tensor, plain: bool) 
         model: a transformers causal language model.
         input_ids: (batch, time) tokens; padding stands at the end of a row.
         positions: (positions,) indices into the flattened batch.
-        plain: as ``has_plain_head`` says.
+        plain: as ``loss.has_plain_head`` says.
     """
     all_of = hidden_states(model, input_ids) if plain else model(input_ids=input_ids, use_cache=False).logits
     return all_of.flatten(0, 1).index_select(0, positions)

@@ -5,6 +5,7 @@ Its share of the gradient is computed with them, as the loss is a plain sum, so 
 for the backward pass nor computed twice (the idea is liger-kernel's, Hsu et al. 2024, arXiv 2410.10989).
 """
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
+from transformers.modeling_outputs import BaseModelOutput
 
 from granite_scu.config.settings import IGNORED
 from granite_scu.model.attention import isolating
@@ -31,12 +34,65 @@ def chunk_on(device: str) -> int:
 MANY = 0.5
 """Share of a batch's positions that count from which on the others are not worth leaving out."""
 
-CHUNKED_TYPES = (
-    *("granite", "granite_swa"),
-    *("granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared"),
-    *("llama", "mistral", "qwen2", "qwen3"),
-)
-"""Model types whose logits are known to be head(hidden) / logits_scaling."""
+
+def has_plain_head(model: nn.Module) -> bool:
+    """Whether a model's logits are hidden @ head.T / logits_scaling, so that its hidden states do in their place."""
+    head = model.get_output_embeddings() if applies_head(model) else None
+    return type(head) is nn.Linear and head.bias is None  # one with an adapter or in 4 bits is of another type
+
+
+def applies_head(model: nn.Module) -> bool:
+    """Whether a model's logits are head(hidden) / logits_scaling, as they are not where it caps or multiplies them.
+
+    Its own forward pass is tried, once, with known tensors in place of what the decoder and the head make: that takes a
+    millisecond, and no weights.
+    """
+    if "_applies_head" not in vars(model):
+        try:
+            with torch.no_grad(), _disable_current_modes():  # fake tensors have no values to compare
+                model._applies_head = _tried_head(model)
+        except Exception:  # whatever the model's own code wants of its parts: then its logits are left to it
+            model._applies_head = False
+    return bool(model._applies_head)
+
+
+def _tried_head(model: nn.Module) -> bool:
+    decoder, head = model.base_model, model.get_output_embeddings()
+    hidden = torch.linspace(-3, 3, 8, device="cpu").view(1, 1, 8)
+    logits = torch.linspace(-100, 100, len(head.weight), device="cpu").view(1, 1, -1)  # beyond any cap
+    stands_for_head = _Known(logits)
+    copied = copy.copy(model)
+    copied._modules = {
+        name: _Known(_Hidden(hidden)) if part is decoder else stands_for_head if part is head else part
+        for name, part in model._modules.items()
+    }
+    made = copied(input_ids=torch.zeros(1, 1, dtype=torch.long, device="cpu"), use_cache=False).logits
+    given = [torch.equal(each, hidden) for each in stands_for_head.given]
+    return given == [True] and torch.equal(made, logits / getattr(model.config, "logits_scaling", 1.0))
+
+
+class _Known(nn.Module):
+    """Gives the same whatever it is given, which it notes."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = self.weight = result  # some models read the dtype of a head's weight
+        self.given: list[Any] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.given += args
+        return self.result
+
+
+class _Hidden(BaseModelOutput):
+    """Hidden states of a decoder, and None for all else that it might give."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__(last_hidden_state=hidden)
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 def summed_nats(
@@ -56,7 +112,7 @@ def summed_nats(
         documents: (batch, time) numbers of documents that do not see one another; None where all of a block is seen.
         chunk, compiled: as of ``summed_cross_entropy``.
     """
-    if model.config.model_type not in CHUNKED_TYPES:
+    if not has_plain_head(model):
         logits, targets = _logits(model, input_ids, labels, documents)
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
     hidden = hidden_states(model, input_ids, documents)
@@ -99,7 +155,7 @@ def _logits(model: nn.Module, input_ids: Tensor, labels: Tensor, documents: Tens
 @torch.no_grad()
 def token_nats(model: nn.Module, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> Tensor:
     """-ln p(label) at each position, in nats, (batch, time) fp32; 0 where nothing is counted. As ``summed_nats``."""
-    if model.config.model_type not in CHUNKED_TYPES:
+    if not applies_head(model):
         logits, targets = _logits(model, input_ids, labels, documents)
         # Words last, where torch sums them in lanes: over another axis it adds them one by one to a sum that is soon
         # too large for the smallest, and 1e-4 nats a token are lost.

@@ -5,6 +5,7 @@ import torch
 from references import granite, of_type
 
 from granite_scu.model import kl_divergence as divergence
+from granite_scu.model.loss import has_plain_head
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ class Drift:
     def __init__(self, build, ids, dtype=torch.float64) -> None:
         self.model = build().eval().to(dtype)
         self.ids, self.positions = ids, torch.tensor([0, 2, 3, 9, 17])
-        self.plain = divergence.has_plain_head(self.model, ids)
+        self.plain = has_plain_head(self.model)
         self.head = self.model.get_output_embeddings().weight
         with torch.no_grad():
             self.base = self.states()

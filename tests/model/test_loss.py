@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from references import OF_TYPE, granite, of_type
 from rounding import OF_EMBEDDED, OF_GRANITE, assert_rounded, rounding
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -40,13 +42,23 @@ def gradients(model, value):
     return torch.autograd.grad(value, parameters, allow_unused=True)
 
 
-@pytest.mark.parametrize("build", [*OF_TYPE, "llama", "mistral", "qwen2", "qwen3", "gemma2", "embedded"])
+WHOLE = ("gemma2", "cohere", "phi", "adapted head")
+"""Whose logits are capped, multiplied, have a bias, and an adapter that the head's weight lacks."""
+
+PLAIN = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma3_text", "olmo", "gpt_oss")
+
+
+@pytest.mark.parametrize("build", [*OF_TYPE, *PLAIN, *WHOLE, "embedded"])
 def test_nats_and_gradient_are_those_of_the_models_own_logits(build, batch, request):
     if build == "embedded":
         model = request.getfixturevalue("model").requires_grad_(True)
+    elif build == "adapted head":
+        adapter = LoraConfig(target_modules=["lm_head"], init_lora_weights=False, r=2)
+        model = get_peft_model(of_type("olmo"), adapter).get_base_model()
     else:
         model = granite(build) if build in OF_TYPE else of_type(build)
-        assert (model.config.model_type in loss.CHUNKED_TYPES) == (build != "gemma2")  # it squashes its logits
+    with FakeTensorMode():  # as memory is planned
+        assert loss.has_plain_head(model) == (build not in WHOLE)
     found, expected = summed_nats(model, *batch), plain_nats(model, *batch)
     assert found.dtype == torch.float32
     n = OF_EMBEDDED if build == "embedded" else OF_GRANITE
@@ -177,9 +189,9 @@ def test_a_label_that_is_no_word_is_refused_and_not_counted_as_the_first():
         summed_cross_entropy(torch.randn(1, 2, 4), torch.randn(8, 4), torch.tensor([[0, -1]]), 1.0)
 
 
-@pytest.mark.parametrize("build", ["gemma2", "embedded"])
+@pytest.mark.parametrize("build", ["gemma2", "phi", "embedded"])
 def test_each_positions_nats_add_up_to_the_sum(build, batch, request):
-    model = of_type(build) if build == "gemma2" else request.getfixturevalue("model")
+    model = request.getfixturevalue("model") if build == "embedded" else of_type(build)
     each = loss.token_nats(model, *batch)
     assert each.shape == batch[1].shape
     assert not each[batch[1] == IGNORED].any()

@@ -114,7 +114,7 @@ def test_the_optimizer_is_given_the_gradient_of_loss_and_drift(
     elif case == "experts":
         more = {"base": {"name": request.getfixturevalue("small_mixture")}, "lora": {"experts": True}}
     elif case == "another head":
-        monkeypatch.setattr(kl_divergence, "has_plain_head", lambda *_: False)
+        monkeypatch.setattr("granite_scu.model.drift.has_plain_head", lambda *_: False)
     window, general = make_batches(2), make_batches(2, seed=9, rows=3)
     module, anchored = make_module(UnderSGD, **more), Anchored(general)
     give_size(module)
@@ -232,7 +232,7 @@ def test_where_the_head_is_not_plain_a_row_is_read_at_a_time_and_the_sum_is_the_
         def on_train_start(self, trainer, module):
             give_size(module)
             plain = GeneralPart(module.as_trained(), make_batches(2, seed=9)).read()
-            monkeypatch.setattr(kl_divergence, "has_plain_head", lambda *_: False)
+            monkeypatch.setattr("granite_scu.model.drift.has_plain_head", lambda *_: False)
             monkeypatch.setattr(kl_divergence, "states", noted)
             other = GeneralPart(module.as_trained(), make_batches(2, seed=9)).read()
             assert set(heads) == {1}
@@ -263,7 +263,7 @@ class Counted(L.Callback):
 def test_with_lambda_at_0_a_run_is_the_plain_one_to_the_bit(make_module, fit, make_batches, monkeypatch, plain_head):
     """Dropout draws the same numbers, and nothing of the run's is left changed by reading drift or its gradient."""
     dropping = {"optimizer": FAST, "lora": {"dropout": 0.3}, "base": {"gradient_checkpointing": True}}
-    monkeypatch.setattr(kl_divergence, "has_plain_head", lambda *_: plain_head)
+    monkeypatch.setattr("granite_scu.model.drift.has_plain_head", lambda *_: plain_head)
     states = []
     for callbacks in ([], [Counted(make_batches(3, seed=9))]):
         module = make_module(**dropping)
