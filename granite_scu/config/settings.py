@@ -85,7 +85,7 @@ _Rule: TypeAlias = tuple[Callable[[Any], bool], str]
 MAX_COUNT = 10**12
 """Steps, tokens and whatever else is counted: more is a slip, and no float or index takes every number."""
 
-MAX_BATCH, MAX_BLOCK = 2**20, 2**18
+MAX_BATCH, MIN_BLOCK, MAX_BLOCK = 2**20, 8, 2**18
 """Blocks on a device and tokens in a block: no device there is has room for more, and each is looked at in turn."""
 
 MIN_GENERAL, MAX_GENERAL = 1024, 2**20
@@ -462,7 +462,7 @@ class DataConfig(Group):
         "user-assistant",
     ] = "auto"
     encoding: str = "utf-8"
-    block_size: int = setting(1024, rule=_at_least(8, " tokens", MAX_BLOCK))
+    block_size: int = setting(1024, rule=_at_least(MIN_BLOCK, " tokens", MAX_BLOCK))
     batch_size: int = setting(8, rule=_at_least(1, most=MAX_BATCH))
     eval_batch_size: int | None = setting(None, rule=_at_least(1, most=MAX_BATCH))
     num_epochs: float | None = setting(None, rule=_POSITIVE)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import IGNORED, MAX_BLOCK, DataConfig
+from granite_scu.config.settings import IGNORED, MAX_BLOCK, MIN_BLOCK, DataConfig
 from granite_scu.control.units import counted
 from granite_scu.data.blocks.filtering import blocks_of, left_out, repeated, taught
 from granite_scu.data.blocks.packing import Block, Blocks, Layout, best_fit, in_a_row, padding_of
@@ -38,8 +38,6 @@ _log = logging.getLogger(__name__)
 EMPTY = -1
 """Number of a block that counts nowhere: ranks whose share is a batch short take one pass with it, as all must gather
 the weights of a base model in shares together."""
-
-_SMALLEST_BLOCK = 8  # the least that DataConfig accepts
 
 
 class TextDataModule(LightningDataModule):
@@ -143,6 +141,11 @@ class TextDataModule(LightningDataModule):
             )
         self.config = replace(config, block_size=size)
 
+    @property
+    def filled(self) -> int:
+        """Blocks that an epoch has to fill, and more: one, and where blocks are held out, so many that one is."""
+        return 1 if self.division.parts is not None else min_blocks(_each(self.config)) - 1
+
     def cut(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> None:
         """Make the blocks of what was read, as ``config`` has them; as ``prepare``."""
         self._left_out, self.config = Counter(), config
@@ -216,7 +219,7 @@ class TextDataModule(LightningDataModule):
         if train.n_inputs < at_least:  # in a row each input needs the token after it as its label
             raise UserError(
                 f"--data-dir {config.named}: the training split has {train.n_inputs} tokens, too few for one "
-                f"block of --block-size {config.block_size}; {_more_text(train.n_inputs, n_blocks=1)}"
+                f"block of --block-size {config.block_size}; {_more_text(train.n_inputs, 1, config.block_size)}"
             )
 
     def check_processes(self, count: int) -> None:
@@ -399,16 +402,19 @@ def collate(blocks: list[Block], isolate: bool = True, uniform: bool = False) ->
 
 def tail_held_out(whole: Blocks, config: DataConfig) -> dict[str, Blocks]:
     """The blocks of a corpus of few documents, divided. Raises UserError where they are too few."""
-    each = 0.1 if config.held_out_share is None else float(config.held_out_share) / 2
-    least = min_blocks(each)
+    least, size = min_blocks(each := _each(config)), whole.block_size
     if len(whole) < least:
-        size = whole.block_size
         raise UserError(
-            f"--data-dir {config.named}: {whole.n_inputs} tokens are too few to hold some out for validation, "
-            f"which takes {least} blocks of --block-size {size}, {least * size} tokens; "
-            f"{_more_text(whole.n_inputs, least)}, or --held-out-share 0, which holds nothing out"
+            f"--data-dir {config.named}: {whole.n_inputs} tokens are too few to learn from and to validate on, "
+            f"which takes {least} blocks of --block-size {size}; {_more_text(whole.n_inputs, least - 1, size)}, or "
+            "--held-out-share 0, which trains on all"
         )
     return {name: whole.select(numbers) for name, numbers in by_block(len(whole), each).items()}
+
+
+def _each(config: DataConfig) -> float:
+    """Share of the blocks that are held out for validation, and again for test."""
+    return 0.1 if config.held_out_share is None else float(config.held_out_share) / 2
 
 
 def _check_kinds(config: DataConfig, corpus: Corpus, splits: list[str]) -> None:
@@ -441,9 +447,9 @@ def thinned(blocks: Blocks, tokens: int | None) -> Blocks:
     return blocks if count >= len(blocks) else blocks.select(range(0, count * every, every))
 
 
-def _more_text(n_tokens: int, n_blocks: int) -> str:
-    """What to do about too little text: the largest power of two that makes enough blocks, where there is one."""
-    size = (n_tokens - 1) // n_blocks
-    return (
-        f"give more text, or --block-size {1 << size.bit_length() - 1}" if size >= _SMALLEST_BLOCK else "give more text"
-    )
+def _more_text(n_tokens: int, n_blocks: int, block_size: int) -> str:
+    """What to do about text that fills no more than so many blocks; a smaller block is the largest power of two."""
+    most = (n_tokens - 1) // n_blocks
+    smaller = f", or --block-size {1 << most.bit_length() - 1}" if most >= MIN_BLOCK else ""
+    lacking = counted(n_blocks * block_size + 1 - n_tokens, "token")
+    return f"add {lacking} of text or more{smaller}"

@@ -13,6 +13,7 @@ from granite_scu.config.settings import (
     DEFAULT_RATE,
     DEFAULT_STEPS,
     DEFAULT_WARMUP,
+    MIN_BLOCK,
     usual_every,
 )
 from granite_scu.control.units import counted
@@ -45,7 +46,7 @@ WARMUP = 0.05
 """Share of the steps."""
 
 SHORTEST_BLOCK = 64
-"""Tokens below which a block is not made: shorter ones are no faster."""
+"""Tokens below which a block is not made, unless the text is too little for such ones: shorter ones are no faster."""
 
 MIN_BLOCKS_OF_TEXT = 50
 """Blocks that text is cut into, so that there are some to hold out."""
@@ -90,6 +91,7 @@ class Text(NamedTuple):
         tokens: of all.
         longest: tokens of the longest conversation; 0 without any.
         asked: epochs that the user gave.
+        filled: blocks that it has to fill, and more, to be learned from and held out in parts.
     """
 
     chats: bool
@@ -97,6 +99,7 @@ class Text(NamedTuple):
     tokens: int
     longest: int
     asked: float | None = None
+    filled: int = 1
 
     @property
     def epochs(self) -> float:
@@ -132,17 +135,23 @@ def block_size(text: Text, usual: Usual, processes: int = 1) -> Choice | None:
 
     A power of two that holds the longest conversation, also one among texts, and of which a step has about eight.
     """
-    least, why = max(text.longest - 1, SHORTEST_BLOCK), f"the longest conversation has {text.longest:,}"
+    shortest = min(SHORTEST_BLOCK, max(MIN_BLOCK, _power_of_two((text.tokens - 1) // text.filled)))
+    least, why = max(text.longest - 1, shortest), f"the longest conversation has {text.longest:,}"
     if text.chats:
         most_steps = _most_steps(text, usual, processes)
         wanted = _records_in_a_step(text, text.documents, most_steps) * text.tokens / text.documents / processes
         least = max(least, wanted / IN_A_STEP)
     else:
-        of_text = 1 << (text.tokens // MIN_BLOCKS_OF_TEXT).bit_length() >> 1
+        of_text = _power_of_two(text.tokens // MIN_BLOCKS_OF_TEXT)
         if of_text >= least or not text.longest:
             least, why = max(least, of_text), f"the text has {text.tokens:,}"
     block = 1 << math.ceil(math.log2(least))
     return Choice("data.block_size", block, f"blocks of {block} tokens: {why}") if block < usual.block else None
+
+
+def _power_of_two(most: int) -> int:
+    """The largest that is no more; 0 where none is."""
+    return 1 << most.bit_length() >> 1
 
 
 def settle(
@@ -307,6 +316,7 @@ def _validation(
     each = batch * processes
     most = max(1, VALIDATED * usual.batch * usual.block // (batch * cut.block))
     batches = given.get("trainer.limit_val_batches", max(1, min(most, math.ceil(cut.validation / each))))
-    of = f"all {cut.validation:,}" if batches * each >= cut.validation else f"{batches * each:,} of {cut.validation:,}"
-    why = f"validation every {counted(every, 'step')}: on {of} blocks, {counted(cut.held_out, cut.kind)}"
+    part = "" if batches * each >= cut.validation else f"{batches * each:,} of "
+    of = f"{part}{counted(cut.validation, 'block')}, {counted(cut.held_out, cut.kind)}"
+    why = f"validation every {counted(every, 'step')}: on {of}"
     return [Choice("run.eval_steps", every, why), Choice("trainer.limit_val_batches", batches)]

@@ -109,7 +109,8 @@ def _text_of(data: TextDataModule, block_size: int) -> defaults.Text:
         fits = np.ones(len(lengths), bool)
     epoch, longest = epoch[fits[epoch]], lengths[fits & is_chat].max(initial=0)
     tokens, of_chats = lengths[epoch].sum(), lengths[epoch[is_chat[epoch]]].sum()
-    return defaults.Text(2 * of_chats > tokens, len(epoch), int(tokens), int(longest), data.config.num_epochs)
+    counts = len(epoch), int(tokens), int(longest)
+    return defaults.Text(2 * of_chats > tokens, *counts, data.config.num_epochs, data.filled)
 
 
 def _value(request: Request, key: str) -> Any:

@@ -213,11 +213,11 @@ def test_dropping_every_long_document_names_the_flag(tokenizer, many_lines):
 
 
 def test_a_text_too_short_to_hold_out_names_a_block_size_that_works(tokenizer, one_text):
-    with pytest.raises(UserError, match=r": 4401 tokens are too few .*12288 tokens; .*--block-size 256.*share 0"):
+    with pytest.raises(UserError, match=r": 4401 tokens are too few .*add 6,864 tokens .*--block-size 256.*share 0"):
         prepared(tokenizer, one_text, block_size=1024)
     assert len(prepared(tokenizer, one_text, block_size=256).validation) == 1
     one_text.write_text("hello")
-    with pytest.raises(UserError, match=r"6 tokens are too few .*; give more text, or --held-out-share 0"):
+    with pytest.raises(UserError, match=r"6 tokens are too few .*; add 347 tokens of text or more, or --held-out"):
         prepared(tokenizer, one_text)
 
 

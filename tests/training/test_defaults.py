@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.model.loading import load_model_config, load_tokenizer
@@ -220,3 +221,18 @@ def test_blocks_are_no_longer_than_the_model_has_positions(answers):
     fitted, lines = fitted_to([answers("few", *[4] * 60, 14)], {}, **of_model)
     assert fitted.data.block_size == 96
     assert "blocks of 96 tokens: the model was made for no more" in lines
+
+
+@pytest.mark.parametrize(
+    ("words", "block", "share"),
+    [(200, 16, None), (85, None, None), (88, 8, None), (20, 16, 0), (5, None, 0)],
+)
+def test_a_short_text_gets_blocks_that_leave_some_to_validate_on(tmp_path, words, block, share):
+    text, settings = tmp_path / "text.txt", {} if share is None else {"data.held_out_share": share}
+    text.write_text("word " * words)
+    if block:
+        assert fitted_to([str(text)], settings)[0].data.block_size == block
+    else:
+        with pytest.raises(UserError, match=r"too few .*; add [0-9]+ tokens? of text") as refused:
+            fitted_to([str(text)], settings)
+        assert "--block-size 8" in str(refused.value)
