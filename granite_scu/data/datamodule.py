@@ -36,8 +36,9 @@ from granite_scu.data.workers import SteadyLoader, leave_signals_to_the_run
 _log = logging.getLogger(__name__)
 
 EMPTY = -1
-"""Number of a block that counts nowhere: ranks whose share is a batch short take one pass with it, as all must gather
-the weights of a base model in shares together."""
+"""Number of a block that counts nowhere: ranks whose share is a batch short, or that have none, take one pass with it.
+All must gather the weights of a base model in shares together, and a rank without a batch, on which Lightning skips
+evaluation, would be waited for without end."""
 
 
 class TextDataModule(LightningDataModule):
@@ -222,22 +223,6 @@ class TextDataModule(LightningDataModule):
                 f"block of --block-size {config.block_size}; {_more_text(train.n_inputs, 1, config.block_size)}"
             )
 
-    def check_processes(self, count: int) -> None:
-        """Refuse more processes than there are validation or test blocks.
-
-        Lightning skips evaluation on a rank without a block, and the others wait for it without end.
-
-        Raises:
-            UserError: a process would have nothing to evaluate on.
-        """
-        for name, blocks in (("validation", self.validation), ("test", self.test)):
-            if blocks.n_blocks < count and self.holds_out(name):
-                raise UserError(
-                    f"--multi-gpu: {count} processes need a {name} block each, and the text makes {blocks.n_blocks} of "
-                    f"--block-size {self.config.block_size}; start no more processes than that, or "
-                    f"{_more_text(blocks.n_inputs, count)}"
-                )
-
     def check_validation(self, n_blocks: int) -> None:
         """Refuse validations that read so many blocks, without a token to measure on: they would always be the best."""
         read = (self.validation[number] for number in range(min(n_blocks, len(self.validation))))
@@ -347,9 +332,7 @@ class TextDataModule(LightningDataModule):
         return partial(collate, isolate=self.config.isolate_documents, uniform=self.uniform_batches)
 
     def _rank_and_world_size(self) -> tuple[int, int]:
-        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        self.check_processes(world_size)  # before training too: the test blocks are read at its very end
-        return rank, world_size
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def _in_order(self, blocks: Blocks) -> list[list[int]]:
         rank, world_size = self._rank_and_world_size()

@@ -72,7 +72,6 @@ def prepare(
     # The micro-batch that is predicted to fit, and whether activations have to be recomputed for it.
     request = batch_size.fit_to_memory(request, machine)
     data.config = replace(data.config, batch_size=request.data.batch_size)
-    data.check_processes(machine.world_size)
     at_once = (data.config.eval_batch_size or data.config.batch_size) * machine.world_size
     data.check_validation(request.trainer.limit_val_batches * at_once)
 

@@ -118,7 +118,7 @@ def test_a_loader_that_starts_late_gives_what_another_gives_from_there(tokenizer
         assert all(torch.equal(batch[name], expected[name]) for name in ("input_ids", "labels"))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 5, 13])
+@pytest.mark.parametrize("world_size", [1, 2, 5, 13, 20])
 @pytest.mark.parametrize("split", ["val", "test"])
 def test_evaluation_has_each_block_once_over_all_ranks(tokenizer, one_text, world_size, split):
     data = prepared(tokenizer, one_text, eval_batch_size=3)
@@ -131,18 +131,6 @@ def test_evaluation_has_each_block_once_over_all_ranks(tokenizer, one_text, worl
     assert {len(list(loader)) for loader in loaders} == {max(shares)}  # as many forward passes on every rank
     total = sum((batch["labels"] != IGNORED).sum().item() for loader in loaders for batch in loader)
     assert total == blocks.n_supervised
-
-
-@pytest.mark.parametrize("loader", ["train_dataloader", "val_dataloader", "test_dataloader"])
-def test_a_process_without_a_block_to_evaluate_on_is_refused(tokenizer, one_text, loader, tmp_path):
-    test = tmp_path / "test.txt"
-    test.write_text("few words to test on, and nothing to validate on\n")
-    with pytest.raises(UserError, match="20 processes need a test block each"):
-        prepared(tokenizer, one_text, held_out_share=0, test_data=str(test)).check_processes(20)
-    data = prepared(tokenizer, one_text)
-    with pytest.raises(UserError, match=r"20 processes need a validation block each.* or --block-size 16$"):
-        getattr(on_rank(data, 0, 20), loader)()
-    prepared(tokenizer, one_text, block_size=16).check_processes(20)
 
 
 def test_a_worker_gives_the_same_batches(tokenizer, one_text):
