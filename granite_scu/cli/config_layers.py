@@ -9,7 +9,7 @@ import reprlib
 import secrets
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,12 @@ class Layer:
     Attributes:
         origin: a file, ``--hardware NAME`` or ``A_FLAG``.
         values: by dotted key; a text may stand for any value, in YAML.
+        lines: of a file, by dotted key, as ``:7``.
     """
 
     origin: str
     values: dict[str, Any]
+    lines: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Layers:
         if self.asked_preset is None or self.preset is not None:
             return self
         chosen = self._fitting() if self.asked_preset == presets.AUTO else presets.named(self.asked_preset)
-        layer = replace(of_file(str(presets.path(chosen))), origin=f"{FLAG} {chosen}")
+        layer = replace(of_file(str(presets.path(chosen))), origin=f"{FLAG} {chosen}", lines={})
         return replace(self, below=[*self.below, layer], preset=chosen)
 
     def _fitting(self) -> str:
@@ -150,7 +152,7 @@ class Layers:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Have a refusal name its setting by flag or key, and the file that has it: of several any could be meant.
+        """Have a refusal name its setting by flag or key, and file and line that have it: any could be meant.
 
         A message begins with what it is about. The file of ``--test-run`` its user never named, and it is not named.
         """
@@ -161,10 +163,11 @@ class Layers:
             key = flags.KEYS.get(name, name.removeprefix("--"))
             if key in flags.HINTS or key in flags.SETTINGS or key == SEED:
                 layers = self.with_preset() if self.asked_preset in presets.PRESETS else self
-                origin = layers.origins.get(key, A_FLAG)
+                having = [layer for layer in (*layers.below, *layers.above) if key in layer.values]
+                origin, line = (having[-1].origin, having[-1].lines.get(key, "")) if having else (A_FLAG, "")
                 shown = f"--{key}" if self.dotted else flags.NAMES.get(key, f"--{key}")
                 unnamed = origin == A_FLAG or _is_the_test_runs(origin)
-                error.args = (shown + ("" if unnamed else f" (in {origin})") + message.removeprefix(name),)
+                error.args = (shown + ("" if unnamed else f" (in {origin}{line})") + message.removeprefix(name),)
             raise
 
 
@@ -199,9 +202,10 @@ def of_file(name: str) -> Layer:
     root = checked(name, text)
     content = without_removed_settings(name, parse(text))
     values = dict(leaves(content))
+    lines = {key: line_of(root, key) for key in values}
     for key, value in values.items():
-        check_key(key, origin, line_of(root, key), value)
-    return Layer(origin, values)
+        check_key(key, origin, lines[key], value)
+    return Layer(origin, values, lines)
 
 
 def check_key(key: str, origin: str, line: str = "", value: Any = "") -> None:
@@ -217,7 +221,7 @@ def check_key(key: str, origin: str, line: str = "", value: Any = "") -> None:
         UserError: says which may be meant.
     """
     if key in flags.SETTINGS:
-        where = f"--{key}" if origin == A_FLAG else f"{key} (in {origin})"
+        where = f"--{key}" if origin == A_FLAG else f"{key} (in {origin}{line})"
         raise UserError(f"{where}: must be a mapping of settings, and is {reprlib.repr(value)}")
     if key in flags.HINTS or key == SEED:
         return

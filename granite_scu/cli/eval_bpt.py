@@ -1,6 +1,8 @@
 """``granite-scu eval``, also ``scripts/eval_bpt.py``: bits per token of base model and adapters on the same text."""
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,7 +103,8 @@ def run(options: argparse.Namespace) -> int:
     to_csv = require_writable_file("--csv", options.csv) if options.csv else None
     if to_csv and to_csv == to_json:
         raise UserError(f"--csv {options.csv}: is where the JSON goes (--output); name another file")
-    found, corpora = evaluate(subjects, options, aside)
+    with _named_as_given(options):
+        found, corpora = evaluate(subjects, options, aside)
     console = aside if options.json else make_console()
     if options.json:
         print(as_json(found), end="")
@@ -114,6 +117,19 @@ def run(options: argparse.Namespace) -> int:
     for file in filter(None, (output, options.csv)):
         console.print(f"written to {file}", highlight=False, markup=False, soft_wrap=True)
     return 0
+
+
+@contextmanager
+def _named_as_given(options: argparse.Namespace) -> Iterator[None]:
+    """Have the refusal of a whole model name it as the user did: without ``--model``, and perhaps as a folder."""
+    try:
+        yield
+    except UserError as error:
+        for given in options.models:
+            if given != options.model and (message := str(error)).startswith(prefix := f"--model {given}: "):
+                hub = "" if Path(given).expanduser().exists() else "there is no such folder, and as a hub id it "
+                error.args = (f"{given}: {hub}{message.removeprefix(prefix)}",)
+        raise
 
 
 def _check(options: argparse.Namespace) -> None:

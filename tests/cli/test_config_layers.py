@@ -284,7 +284,7 @@ def test_an_error_names_the_users_file_and_not_that_of_the_test_runs_defaults(la
 
     line = "--batch-size 5: too large; --output-dir x: taken"
     assert named("--output-dir x: taken") == "--output-dir x: taken"
-    assert named(line, "--config", layer).startswith(f"--batch-size (in {layer}) 5: too large")
+    assert named(line, "--config", layer).startswith(f"--batch-size (in {layer}:1) 5: too large")
     assert named(line, "--config", layer, "--data.batch_size=5") == line
 
 

@@ -118,18 +118,21 @@ def test_the_printed_configuration_feeds_back_and_the_scripts_is_the_modules(tmp
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("control: {target_s: 2}", "--control.target_s (in {file}) 2.0: must lie"),
-        ("data: {encoding: utf-7}", "--data.encoding (in {file}) utf-7: no such encoding"),
-        ("data: {weights: [1e6], path: a}", "--data.weights (in {file}) [1000000.0]: must be passes from 0 to 1000"),
-        ("control: {controller: null}", "control.controller (in {file}) null: must have a value; leave it out for the"),
-        ("base: {name: null}", "base.name (in {file}) null: must have a value"),
-        ("control: 3", "control (in {file}): must be a mapping of settings, and is 3"),
-        ("seed_everything: null", "--seed_everything (in {file}) None: must be a whole number"),
+        ("control: {target_s: 2}", "--control.target_s (in {file}:1) 2.0: must lie"),
+        ("data: {encoding: utf-7}", "--data.encoding (in {file}:1) utf-7: no such encoding"),
+        ("data: {weights: [1e6], path: a}", "--data.weights (in {file}:1) [1000000.0]: must be passes from 0 to 1000"),
+        (
+            "control: {controller: null}",
+            "control.controller (in {file}:1) null: must have a value; leave it out",
+        ),
+        ("base: {name: null}", "base.name (in {file}:1) null: must have a value"),
+        ("control: 3", "control (in {file}:1): must be a mapping of settings, and is 3"),
+        ("seed_everything: null", "--seed_everything (in {file}:1) None: must be a whole number"),
         (
             "data: {chat_template_args: {a: 1}}",
-            "(in {file}) {'a': 1}: must be a list of texts",
+            "(in {file}:1) {'a': 1}: must be a list of texts",
         ),
-        ("control: {controller: 3}", "--control.controller (in {file}) 3: must be a text"),
+        ("control: {controller: 3}", "--control.controller (in {file}:1) 3: must be a text"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(text, words, tmp_path, capsys):
@@ -142,7 +145,7 @@ def test_of_several_files_the_one_that_counts_is_named_and_none_where_a_flag_cou
     first, second = layers
     Path(second).write_text("control: {kp: -1}\n")
     files = ("--config", first, "--config", second)
-    assert f"--control.kp (in {second}) -1.0: must" in refusal(capsys, "fit", *files)
+    assert f"--control.kp (in {second}:1) -1.0: must" in refusal(capsys, "fit", *files)
     assert "--control.kp -2.0: must" in refusal(capsys, "fit", *files, "--control.kp=-2")
 
 

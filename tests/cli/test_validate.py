@@ -115,9 +115,9 @@ def test_a_text_that_is_empty_or_begins_wrong_is_refused(text, words, tmp_path):
     assert line.startswith(f"--data-dir {tmp_path / 'chats.jsonl'}") and words in line
 
 
-def test_a_value_of_the_wrong_kind_in_a_file_is_named_with_the_file(layer):
-    path = layer("data: {batch_size: eight}\n")
-    assert refused("--config", path) == f"--batch-size (in {path}) eight: must be a whole number"
+def test_a_value_of_the_wrong_kind_in_a_file_is_named_with_file_and_line(layer):
+    path = layer("data:\n  batch_size: eight\n")
+    assert refused("--config", path) == f"--batch-size (in {path}:2) eight: must be a whole number"
 
 
 def test_a_run_folder_that_is_not_empty_is_refused_where_a_run_would_be_written(tmp_path, monkeypatch):
