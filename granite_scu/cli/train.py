@@ -168,7 +168,7 @@ def _score(request: Request, split: str) -> dict:
         raise UserError(f"--held-out-share 0: nothing is held out for {split}; name a file by --{split}-data")
     data.prepare(templates.of_data(load_tokenizer(request.base.name), request.data))
     folder = RunFolder(request.run.output_dir).path
-    if split not in request.data.files and documents_of(folder) not in (None, json.loads("".join(data.record()))):
+    if split not in request.data.files and documents_of(folder) != json.loads("".join(data.record())):
         raise UserError(f"{folder}: its text has changed since, and what it held out is not known; score it with eval")
     machine.claim(request.run.memory_fraction)
     batches = data.val_dataloader() if split == "validation" else data.test_dataloader()

@@ -4,7 +4,6 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from granite_scu.config.settings import (
     check,
     check_drift,
 )
-from granite_scu.control.laws.base import Output, as_stored, restored
 from granite_scu.control.loop import ControlLoop
 from granite_scu.control.units import per_cent
 from granite_scu.evaluation import general_text
@@ -52,6 +50,17 @@ ORIGIN = "scu_origin.safetensors"
 
 LOGGED = ("scu/data_bpt", "scu/param_bpt", "scu/s", "scu/s_target", "scu/lambda", "scu/drift_bpt", "scu/drift")
 """What the trainer's log lines get of a tick."""
+
+KEYS = {
+    "control_every": "control.every",
+    "prior_sigma": "prior.sigma",
+    "n_tokens": "prior.n_tokens",
+    "gradient_clip": "optimizer.gradient_clip",
+    "max_drift": "drift.max_drift",
+    "general_data": "drift.general_data",
+    "general_tokens": "drift.general_tokens",
+}
+"""The dotted keys of arguments that are no field of ``ControlConfig``."""
 
 REPLICATED = {DistributedType.NO} | {kind for kind in DistributedType if kind.name.startswith("MULTI_")}
 """Ways to train in which every process has the adapter as a whole."""
@@ -107,36 +116,22 @@ class ShannonCallback(TrainerCallback, ExportableState):
         general_tokens: int = DriftConfig.general_tokens,
         **settings: Any,
     ) -> None:
-        settings = {name: _plain(value) for name, value in settings.items()}
-        target_s, prior_sigma, gradient_clip, max_drift = map(_plain, (target_s, prior_sigma, gradient_clip, max_drift))
-        control_every, n_tokens, general_tokens = map(_plain, (control_every, n_tokens, general_tokens))
-        general_data = _plain(general_data)
-        self._arguments = {
+        given = {
             "target_s": target_s,
             "controller": controller,
-            "control_every": control_every,
+            "control_every": DEFAULT_EVERY if control_every is None else control_every,
             "prior_sigma": prior_sigma,
             "n_tokens": n_tokens,
             "gradient_clip": gradient_clip,
             "max_drift": max_drift,
             "general_data": general_data,
             "general_tokens": general_tokens,
-            **settings,
         }
-        own = {
-            "control.target_s": target_s,
-            "control.controller": controller,
-            "control.every": DEFAULT_EVERY if control_every is None else control_every,
-            "prior.sigma": prior_sigma,
-            "prior.n_tokens": n_tokens,
-            "optimizer.gradient_clip": gradient_clip,
-            "drift.max_drift": max_drift,
-            "drift.general_data": general_data,
-            "drift.general_tokens": general_tokens,
-        }
+        self._arguments = {name: _plain(value) for name, value in (given | settings).items()}
         with _of_arguments():
             check("every" not in settings, "--every", settings.get("every"), "give --control-every")
-            request = Request.from_dotted(dict(**own, **{f"control.{name}": value for name, value in settings.items()}))
+            keys = {name: KEYS.get(name, f"control.{name}") for name in self._arguments}
+            request = Request.from_dotted({keys[name]: value for name, value in self._arguments.items()})
             self._config, self._drift, self._prior = request.control_held, request.drift, request.prior
             self._gradient_clip = request.optimizer.gradient_clip
             self._law = self._config.law()
@@ -187,9 +182,8 @@ class ShannonCallback(TrainerCallback, ExportableState):
             plant.drift_gradient = self._held.gradient
         self._loop = ControlLoop(law, every, self._held and self._held.measurement)
         if saved:
-            kept = _as_now(saved["loop"], self._loop)
-            self._loop.restore(kept)
-            plant.restore_counted(kept)
+            self._loop.restore(saved["loop"])
+            plant.restore_counted(saved["loop"])
         self._loop.start(plant, state.global_step)
         log.info("ShannonCallback: %s, N = %s supervised tokens, lambda = %g", law, f"{n_tokens:,}", self.lam)
 
@@ -306,8 +300,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
 
     def _check_same(self, saved: dict[str, Any], n_tokens: int) -> None:
         for name, now in self._frozen(n_tokens).items():
-            then = saved.get(name, "S")  # checkpoints of before there was a choice do not say what was held
-            if then != now:
+            if (then := saved[name]) != now:
                 raise ValueError(
                     f"ShannonCallback: {name} was {then} and is now {now}; S or lambda would mean something "
                     "else, so resume with the same"
@@ -474,17 +467,6 @@ def _check_loss(model: nn.Module) -> None:
             f"ShannonCallback: {type(base).__name__} is trained on another loss than a causal language model's, and S "
             "compares bits per token; use it with an AutoModelForCausalLM"
         )
-
-
-def _as_now(state: dict[str, Any], loop: ControlLoop) -> dict[str, Any]:
-    """The state of a checkpoint's loop as ``state`` has it; earlier ones have another form."""
-    if "law" not in state:
-        return state
-    (nats, supervised), (applied, skipped, tokens), (since, lr_sum) = (state[x] for x in ("sums", "counts", "travel"))
-    counted = {"counters": [nats, supervised, applied, 0, since], "norms": [0.0] * 3}
-    action = loop.action_of(restored(Output(0.0), state["output"]))
-    now = loop.state() | {"controller": state["law"], "action": as_stored(asdict(action))}
-    return now | counted | {"counts": [tokens, skipped, applied], "travel": lr_sum, "drift": state.get("drift")}
 
 
 def _is_number(name: str, value: Any) -> bool:

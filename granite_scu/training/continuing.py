@@ -59,8 +59,6 @@ def check_resumable(run: PreparedRun, resume: Resume) -> None:
         kinds = {law.__name__: name for name, law in CONTROLLERS.items()}
         flag = kinds.get(own, f"package.module:{own}")
         raise UserError(f"{where} its controller is {kinds.get(own, own)}; resume with --controller {flag}")
-    if hasattr(run.controller, "sensor") and "sensor" not in resume.control:
-        raise UserError(f"{where} an earlier version measured otherwise for {own}; begin a new run")
     by_steps = run.request.data.num_epochs is None or run.request.trainer.max_steps == steps
     ends = "--max-steps" if by_steps else "--num-epochs"
     check_length(resume, steps, ends)
@@ -114,11 +112,6 @@ def check_blocks(resume: Resume, now: dict[str, Any], checksum: str) -> None:
                 f"--resume-from-checkpoint: {name} was {was} and is now {is_now}, which makes other blocks of the "
                 "text; resume with the same"
             )
-    if flags.NAMES["data.held_out_share"] not in before:  # it is as old as that
-        raise UserError(
-            f"--resume-from-checkpoint {resume.path}: the text is another one, or an earlier version made it, which "
-            "held out other conversations; resume with that version, or start from its adapter by --adapter"
-        )
     raise UserError(
         f"--data-dir: the text is another one than that of {resume.path}, or --chat-template or --system makes another "
         "of it; resume with the same, or start from its adapter by --adapter"

@@ -48,11 +48,10 @@ def environment(run: Run) -> str:
 def _changed(run: Run) -> str:
     """The settings that the user gave and that differ from the defaults, where the run says which these are."""
     names, given = run.settings.get("changed"), run.settings.get("given")
-    if not isinstance(names, list):
+    if not (isinstance(names, list) and isinstance(given, list)):
         return ""
-    if isinstance(given, list):  # a run of an earlier version does not say what its data decided
-        unlimited = section(run.settings, "trainer").get("max_steps") == -1  # which --num-epochs sets
-        names = [name for name in names if name in given and not (unlimited and name == "trainer.max_steps")]
+    unlimited = section(run.settings, "trainer").get("max_steps") == -1  # which --num-epochs sets
+    names = [name for name in names if name in given and not (unlimited and name == "trainer.max_steps")]
     groups = {title: _of(section(run.settings, name), name, names) for name, title in _GROUPS.items()}
     every = _sections(groups)
     if not every:

@@ -240,12 +240,11 @@ def _of_answers(found: Mapping[str, Any], metrics: Mapping[str, Any]) -> tuple[s
     n, right, before = found["n"], found["right"], section(found, "base").get("right")
     low, high = found["interval"]
     counts = f"{right} of {n} answers as expected (base {before})"
-    # Runs of before there was a paired test have the interval alone.
-    if not found.get("better", low * n > before):
+    if not found.get("better"):
         base, adapter = (metrics.get(name) for name in ("base_test_bpt", "adapter_test_bpt"))
         fewer = is_number(base) and is_number(adapter) and 0 <= adapter < base
         but = f", although {_scored_text(metrics)} costs {percent(1 - adapter / base)} fewer bits" if fewer else ""
-        state = "useless" if found.get("worse", high * n < before) else "unclear"
+        state = "useless" if found.get("worse") else "unclear"
         return state, f"Not shown to have learned your data: {counts}{but}."
     if low >= _HALF:
         return "good", f"Learned your data: {counts}."

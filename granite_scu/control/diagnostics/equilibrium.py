@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise, starmap
 from statistics import covariance
 from typing import Any
@@ -274,9 +274,8 @@ class Equilibrium:
 
 
 def from_mappings(mappings: Sequence[Mapping[str, Any]]) -> tuple[Tick, ...]:
-    """The window that ``as_stored`` made mappings of; nothing where ticks had other fields then."""
-    named, own = [by_field(Tick, one) for one in mappings], {field.name for field in fields(Tick)}
-    return tuple(Tick(**one) for one in named) if all(set(one) == own for one in named) else ()
+    """The window that ``as_stored`` made mappings of."""
+    return tuple(Tick(**by_field(Tick, one)) for one in mappings)
 
 
 def _regression(a: Sequence[float], b: Sequence[float], y: Sequence[float]) -> tuple[float, tuple[float, float]]:

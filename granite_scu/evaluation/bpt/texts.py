@@ -79,8 +79,6 @@ def held_out(run: Path, others: Sequence[Path], splits: Sequence[str] = ("test",
         UserError: the run's text is gone or has changed since.
     """
     record = documents_of(run)
-    if record is None:
-        raise UserError(f"{run}: does not say which documents it held out (an older version made it); give --data-dir")
     config = data_config(run)
     name = f"{', '.join(map(last_part, config.tested))}, {_part_of(config, run.name)}"
     read = beginning(config) if config.stream else [source.read() for source in sources_of(config)]
@@ -126,7 +124,7 @@ def _unseen(name: str, documents: list[Document], runs: Sequence[Path], flag: st
     seen = _seen_by(runs)
     kept = [document for document in documents if document.digest not in seen]
     if not kept:
-        holds_out = any((record := documents_of(run)) and set(record["test"]) - seen for run in runs)
+        holds_out = any(set(documents_of(run)["test"]) - seen for run in runs)
         or_leave_out = ", or leave --data-dir out to score what the run held out" if holds_out else ""
         raise UserError(
             f"{flag} {name}: a run was trained or validated on every document of it; give text that it has not "
@@ -140,9 +138,6 @@ def _seen_by(runs: Sequence[Path]) -> set[str]:
     seen: set[str] = set()
     for run in runs:
         record = documents_of(run)
-        if record is None:
-            _log.warning("%s does not say what it was trained on (an older version made it): nothing is left out", run)
-            continue
         if record.get("streamed"):
             _log.warning("%s was trained on a stream: what it has read is not known, and is not left out", run)
         seen.update(*(record[split] for split in SEEN))
@@ -153,7 +148,6 @@ def _changed(run: Path, text: str) -> UserError:
     return UserError(f"{run}: its text {text} has changed since, and what it held out is gone; give --data-dir")
 
 
-def documents_of(run: Path) -> dict[str, Any] | None:
-    """The digests of a run's documents; None where it was made before they were recorded."""
-    path = run / DOCUMENTS
-    return read_json(path) if path.is_file() else None
+def documents_of(run: Path) -> dict[str, Any]:
+    """The digests of a run's documents. Raises UserError where their file is missing or damaged."""
+    return read_json(run / DOCUMENTS)

@@ -55,7 +55,7 @@ class BestAdapter(L.Callback):
         """
         record = read_json(copy / RECORD) if (copy / RECORD).is_file() else None
         self.val_bpt, self.step = (record["val_bpt"], record["step"]) if record else (None, None)
-        self.drift = record.get("drift", record.get("drift_held_out")) if record else None  # its former name
+        self.drift = record.get("drift") if record else None
         if record and self.budget is not None and self.drift is None:
             self.drift = math.inf  # it was not finite
         if not write:

@@ -88,5 +88,5 @@ class EquilibriumStop(L.Callback):
 
     def load_state_dict(self, state: dict) -> None:
         self.ticks, self.stopped_at = from_mappings(state["ticks"]), state["stopped_at"]
-        self.rise = state.get("rise")  # a checkpoint from before it was kept starts again, with its window
-        self.effect = restored(Effect(), state.get("effect", {}))
+        self.rise = state["rise"]
+        self.effect = restored(Effect(), state["effect"])

@@ -54,7 +54,7 @@ class Stopwatch(L.Callback):
 
     def load_state_dict(self, state: dict) -> None:
         self._elapsed, self._last = state["elapsed"], tuple(state["last"])
-        self._before = state.get("wall", state["elapsed"])  # older checkpoints have the time of training alone
+        self._before = state["wall"]
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.start()

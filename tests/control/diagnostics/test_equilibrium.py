@@ -138,13 +138,6 @@ def test_a_long_run_can_stop_late():
     assert RULE.decide([replace(tick, lr_sum=tick.lr_sum + 4000.0) for tick in ticks]).stop
 
 
-def test_a_window_that_was_kept_in_another_form_begins_anew():
-    mappings = [as_stored(asdict(tick)) for tick in settled()]
-    earlier = [{"reg_strength" if name == "lambda" else name: value for name, value in one.items()} for one in mappings]
-    assert from_mappings(mappings) == from_mappings(earlier) == tuple(settled())
-    assert from_mappings([{name: value for name, value in one.items() if name != "travel"} for one in mappings]) == ()
-
-
 # Still learning
 
 
