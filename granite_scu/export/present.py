@@ -52,7 +52,7 @@ def picture(folder: Path) -> None:
     from granite_scu.viz.run_folder import read_run
     from granite_scu.viz.style import drawing, save
 
-    with drawing("the picture of S and lambda", f"python -m granite_scu.viz.control_plot {folder}"):
+    with drawing("the picture of S and lambda", f"granite-scu plot {folder} --out DIR"):
         save(plot_control(read_run(folder)), folder / "control")
 
 

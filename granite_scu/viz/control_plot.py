@@ -1,13 +1,5 @@
-"""How a run was steered: S against its setpoint, and the lambda that the controller chose.
+"""How a run was steered: S against its setpoint, and the lambda that the controller chose."""
 
-    python -m granite_scu.viz.control_plot RUN [--out DIR]
-
-writes ``control.png`` and ``control.svg`` into the run folder, or into DIR.
-"""
-
-import argparse
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +8,7 @@ from matplotlib.figure import Figure
 
 from granite_scu.control.units import per_cent
 from granite_scu.viz import style
-from granite_scu.viz.run_folder import BAND, Run, read_measured_run
+from granite_scu.viz.run_folder import BAND, Run
 
 
 def plot_control(run: Run) -> Figure:
@@ -32,18 +24,6 @@ def plot_control(run: Run) -> Figure:
     figure.align_ylabels()
     figure.suptitle(run.title, x=0.99, ha="right", fontsize=style.LEGEND, color=style.INK)
     return style.fit(figure)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m granite_scu.viz.control_plot", description="Draw how a run was steered."
-    )
-    parser.add_argument("run", metavar="RUN", help="run folder, finished or not")
-    parser.add_argument("--out", metavar="DIR", help="folder for control.png and control.svg (default: RUN)")
-    options = parser.parse_args(arguments)
-    folder = options.out or options.run
-    return style.draw_to(folder, lambda: {"control": plot_control(read_measured_run(options.run))})
 
 
 def draw_s(axes: Axes, run: Run) -> None:
@@ -112,7 +92,3 @@ def draw_lambda(axes: Axes, run: Run) -> None:
 def _mark(axes: Axes, steps: np.ndarray, values: np.ndarray, label: str, marker: str, colour: str) -> None:
     if steps.size:
         axes.plot(steps, values, marker, label=label, markersize=7, color=colour, markeredgecolor=style.INK)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

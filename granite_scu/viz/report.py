@@ -190,18 +190,14 @@ def _control_figures(run: Run) -> list[tuple[str, str, str]]:
     latest, when = run.history[-1], "at the end" if run.finished else "so far"
     smoothed, budget = first(latest.get("s_ema"), latest.get("s")), percent(latest.get("drift_target"))
     drift = [(f"drift {when}", percent(latest["drift"]), f"at most {budget} asked for")] if run.holds_drift else []
+    targets = [value for value in run.column("s_target") if is_number(value)]
+    aim = f"S* = {percent(targets[-1])}" if targets else "no setpoint"
     return [
         *drift,
-        (f"S {when}", percent(smoothed), _aim(run)),
+        (f"S {when}", percent(smoothed), aim),
         (f"λ {when}", compact(latest.get("lambda")), "regularisation strength"),
         ("ParamBPT", compact(latest.get("param_bpt")), "bits per token, the adapter then"),
     ]
-
-
-def _aim(run: Run) -> str:
-    """The setpoint."""
-    targets = [value for value in run.column("s_target") if is_number(value)]
-    return f"S* = {percent(targets[-1])}" if targets else "no setpoint"
 
 
 def _tiles(figures: Iterable[tuple[str, str, str]]) -> str:

@@ -81,7 +81,7 @@ def _charts(run: Run) -> list[dict[str, Any]]:
         _chart(
             "lambda", "Regularisation strength λ", "no unit", "number", "log",
             [_series("λ", "lambda", "until", "vermilion", marks=True)],
-            "λ = 0 throughout: nothing was steered." if _all_zero(run) else "λ was not recorded.",
+            "λ = 0 throughout: nothing was steered." if (run.column("lambda") == 0).any() else "λ was not recorded.",
         ),
         _chart(
             "param_bpt", "ParamBPT, the adapter", "bits per token", "number", "auto",
@@ -122,11 +122,6 @@ def _drift_charts(run: Run) -> Iterator[dict[str, Any]]:
         [_series("drift at each tick", "drift", "line", "blue"),
          _series("at most", "drift_target", "since", "green")],
     )  # fmt: skip
-
-
-def _all_zero(run: Run) -> bool:
-    lam = run.column("lambda")
-    return bool(np.isfinite(lam).any() and not (lam > 0).any())
 
 
 def _chart(

@@ -2,8 +2,7 @@
 
 import logging
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -17,10 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import Bbox
 
-from granite_scu.config.errors import INTERRUPTED, WRONG_REQUEST, UserError
 from granite_scu.control.units import per_cent
 from granite_scu.storage.atomic import replacing
-from granite_scu.storage.run_folder import require_writable
 
 log = logging.getLogger(__name__)
 
@@ -154,9 +151,10 @@ def legend_above(axes: Axes, columns: int = 3) -> None:
 
 def fit(figure: Figure) -> Figure:
     """Have its words whole and apart, as drawn: narrower legends, a shorter title, fewer numbers at an axis."""
+    numbered = [axis for axes in figure.axes if axes.get_visible() for axis in (axes.xaxis, axes.yaxis)]
     for _ in range(_TRIES):  # what is changed moves the rest
         figure.draw_without_rendering()
-        if not any([_shorten_title(figure), *map(_narrow_legend, figure.axes), *map(_thin_numbers, figure.axes)]):
+        if not any([_shorten_title(figure), *map(_narrow_legend, figure.axes), *map(_thin, numbered)]):
             break
     return figure
 
@@ -179,10 +177,6 @@ def _narrow_legend(axes: Axes) -> bool:
     if columns > 1:
         legend_above(axes, columns - 1)
     return columns > 1
-
-
-def _thin_numbers(axes: Axes) -> bool:
-    return axes.get_visible() and any(list(map(_thin, (axes.xaxis, axes.yaxis))))
 
 
 def _thin(axis: Axis) -> bool:
@@ -216,28 +210,3 @@ def _with_own_names(svg: str) -> str:
     for number, name in enumerate(re.findall(r'<clipPath id="(\w+)"', svg)):
         svg = svg.replace(name, f"clip{number}")
     return svg
-
-
-def save_all(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
-    """``save`` each under its name in the folder."""
-    return [file for name, figure in figures.items() for file in save(figure, folder / name)]
-
-
-def draw_to(folder: str | Path, draw: Callable[[], Mapping[str, Figure]]) -> int:
-    """Draw, ``save_all`` in the folder, and say so, or in one line why not; returns the exit code of a command."""
-    try:
-        with as_designed():
-            figures = draw()
-            require_writable("--out", Path(folder))
-            written = save_all(figures, Path(folder))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.code
-    except OSError as error:
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-        return WRONG_REQUEST
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    print(*written, sep="\n")
-    return 0

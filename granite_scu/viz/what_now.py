@@ -144,12 +144,7 @@ def _given_budget(metrics: Mapping[str, Any]) -> Any:
 def _budget_flag(metrics: Mapping[str, Any]) -> str:
     """The budget to try: half of what was given."""
     budget = _given_budget(metrics)
-    return f"--max-drift {_budget(budget / 2) if is_number(budget) else ADVISED_DRIFT}"
-
-
-def _budget(share: float) -> str:
-    """As the flag is given."""
-    return f"{100 * share:.3g}%"
+    return f"--max-drift {f'{100 * budget / 2:.3g}%' if is_number(budget) else ADVISED_DRIFT}"
 
 
 def drifted(found: Mapping[str, Any], general: Mapping[str, Any], advised: str | None = None) -> str:
@@ -396,14 +391,15 @@ def _go_on(run: Run) -> Advice:
 
 def _use(run: Run, found: Verdict) -> Iterator[Advice]:
     """Whether the adapter is to be used, and which one it is."""
-    read = f"granite-scu generate {_quoted(run)} " + ("--chat" if _of_chats(run) else '--prompt "..."')
     if found.state == "damaged":
-        yield from _damaged(run, read)
+        yield from _damaged(run)
         return
     if found.state == "useless":
         yield Advice(found.use, f"{found.learned} Use the base model.")
         return
     general, asked = (section(run.metrics, name) for name in ("elsewhere", "answers"))
+    of_chats = section(run.settings, "data_summary").get("conversations") or asked
+    read = f"granite-scu generate {_quoted(run)} " + ("--chat" if of_chats else '--prompt "..."')
     scored = bool(run.evaluation or asked.get("n"))
     lost, won = (general.get(name) for name in ("became_wrong", "became_right"))
     kept = not (is_number(lost) and is_number(won)) or lost <= won
@@ -416,8 +412,8 @@ def _use(run: Run, found: Verdict) -> Iterator[Advice]:
         yield Advice("Make sure of the difference", text, f"granite-scu eval {_quoted(run)}")
 
 
-def _damaged(run: Run, read: str) -> Iterator[Advice]:
-    """What to do about an adapter that lost what the base model knew; ``read`` is the command that asks it."""
+def _damaged(run: Run) -> Iterator[Advice]:
+    """What to do about an adapter that lost what the base model knew."""
     title = "Do not use this adapter for anything but your data"
     text = (
         "It has lost what the base model knew. A budget of drift keeps the model near what it was on general text. It "
@@ -496,20 +492,25 @@ def _length(run: Run, found: Verdict) -> Iterator[Advice]:
         return
     (best, lowest), now = min(values, key=lambda each: each[1]), values[-1][1]
     matters = max(_MATTERS * lowest, chance(_validated(run)))
+    answers = section(run.metrics, "answers")
+    all_right = bool(answers) and answers.get("right") == answers.get("n")
     since, before = max((each for each in values if each[0] <= _LATE * end), default=values[0])
     if len(values) < 2:
         text = "One validation does not tell whether more steps or fewer would be better. Five do."
         yield Advice("Validate more often", text, _again(run, f"--eval-steps {max(1, end // 5)}"))
     elif now > lowest + matters:
         if best < _EARLY * end:
-            yield _shorter(run, best, end)
+            text = (
+                f"The validation was best at step {best:,} of {end:,}. What came later fitted the training text alone."
+            )
+            yield Advice("Train for fewer steps", text, _again(run, length_of(run, best / end, best)))
     elif (early := _plateau(values, end)) is not None:
         if found.state != "unclear":
             text = (
                 f"The validation fell no further after step {early:,} of {end:,}; what follows can cost what it knew."
             )
             yield Advice("Train for fewer steps", text, _again(run, length_of(run, early / end, early)))
-    elif before - lowest > matters and best > since and found.state != "damaged" and not _all_right(run):
+    elif before - lowest > matters and best > since and found.state != "damaged" and not all_right:
         text = f"The validation still fell at the end: {signed(lowest / before - 1)} from step {since:,} to {best:,}."
         yield Advice("Train longer", text, _again(run, length_of(run, 2, 2 * end)))
 
@@ -518,11 +519,6 @@ def _is_scored(run: Run) -> bool:
     """Whether anything tells how much was learned."""
     tested = is_number(run.metrics.get("adapter_test_bpt"))
     return tested or bool(run.validations) or _counted(section(run.metrics, "answers"))
-
-
-def _all_right(run: Run) -> bool:
-    answers = section(run.metrics, "answers")
-    return bool(answers) and answers.get("right") == answers.get("n")
 
 
 def _validated(run: Run) -> float | None:
@@ -536,16 +532,6 @@ def _validated(run: Run) -> float | None:
         return None
     known = isinstance(batches, int) and isinstance(size, int)
     return float(tokens * min(1.0, batches * size / blocks) if known else tokens)
-
-
-def _shorter(run: Run, best: int, end: int) -> Advice:
-    text = f"The validation was best at step {best:,} of {end:,}. What came later fitted the training text alone."
-    return Advice("Train for fewer steps", text, _again(run, length_of(run, best / end, best)))
-
-
-def _of_chats(run: Run) -> bool:
-    """Whether it was trained on conversations."""
-    return bool(section(run.settings, "data_summary").get("conversations") or section(run.metrics, "answers"))
 
 
 def _again(run: Run, flags: str) -> str:

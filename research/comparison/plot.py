@@ -23,6 +23,7 @@ from matplotlib.ticker import MaxNLocator
 
 from granite_scu.config.errors import UserError
 from granite_scu.viz import style
+from research.drawing import draw_to
 
 # Shapes tell the same apart in grey.
 _COLOURS = {"better": style.GREEN, "worse": style.VERMILION, "same": style.GREY, "reference": style.BLUE}
@@ -182,7 +183,7 @@ def draw_file(name: str, plot: Callable[[dict[str, Any]], dict[str, Figure]], ar
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder for the pictures (default: that of FILE)")
     options = parser.parse_args(arguments)
     folder = options.out or options.results.parent
-    return style.draw_to(folder, lambda: plot(read_comparison(options.results)))
+    return draw_to(folder, lambda: plot(read_comparison(options.results)))
 
 
 def _plot_task(axes: Axes, task: dict[str, Any], arms: list[str]) -> None:

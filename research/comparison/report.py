@@ -43,9 +43,10 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
     place.write_text("comparison.md", markdown(results))
     written = [folder / "comparison.json", folder / "comparison.md"]
     if results["tasks"]:
-        from granite_scu.viz.style import drawing, save, save_all
+        from granite_scu.viz.style import drawing, save
         from research.comparison.cost_plot import AUTO, plot_costs, ways
         from research.comparison.plot import plot_comparison
+        from research.drawing import save_all
 
         with drawing("a picture", f"python -m research.comparison.plot {folder / 'comparison.json'}"):
             written += save_all(plot_comparison(results), folder)

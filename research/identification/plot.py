@@ -21,6 +21,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.control.units import per_cent
 from granite_scu.viz import style
 from granite_scu.viz.run_folder import numbers
+from research.drawing import draw_to
 
 RESULT = "identification.json"
 
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", metavar="DIR", help="folder for identification.png and .svg (default: RUN)")
     options = parser.parse_args(arguments)
     folder = options.out or options.run
-    return style.draw_to(folder, lambda: {"identification": plot_identification(read_identification(options.run))})
+    return draw_to(folder, lambda: {"identification": plot_identification(read_identification(options.run))})
 
 
 def _plot_fit(axes: Axes, result: dict[str, Any]) -> None:

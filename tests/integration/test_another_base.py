@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from granite_scu.cli import main as commands
 from granite_scu.export.publish.model_card import gather, model_card
-from granite_scu.viz import control_plot
 
 FLAGS = ("--test-run", "--samples", 0, "--precision", "fp32", "--block-size", 64, "--eval-iters", 1)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -42,7 +41,6 @@ def test_it_is_refused_where_weights_would_be_made_and_warned_of_where_they_are_
         err = refused_line(call, commands.main, *command)
         assert OTHER in one_line(err) and "SHA-256" in err, err
     assert (folder / "training_config.json").read_bytes() == before and not (tmp_path / "merged").exists()
-    assert control_plot.main([str(folder)]) == 0  # which publishing asks for
     publish = ("publish", folder, "--repo-id", "me/x", "--base-model-id", "me/y", "--license", "mit", "--dry-run")
     for command in (
         ("generate", folder, "--prompt", "def", "--max-new-tokens", 1, "--device", "cpu"),

@@ -13,7 +13,6 @@ import test_pages
 from outcomes import done
 
 from granite_scu.cli import main
-from granite_scu.viz import control_plot
 
 ELSEWHERE = {
     "hf:owner/name": "needs the network",
@@ -85,7 +84,6 @@ def test_reasons_are_of_calls_that_are_there():
 @pytest.mark.slow
 def test_they_run(place, call):
     done(call, main.main, *shortened(("train", "--data-dir", "my_data/", "--output-dir", "runs/mine")))
-    done(call, control_plot.main, "runs/mine")  # no run of these tests draws
     shutil.copytree("runs/mine", "runs/demo")
     template = Path("runs/mine/chat_template.jinja").read_text()
     Path("mine.jinja").write_text(template + "{% if enable_thinking is defined and enable_thinking %}{% endif %}")

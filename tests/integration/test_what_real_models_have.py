@@ -19,7 +19,6 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from granite_scu.cli import main as commands
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.model.loading import load_model_config, load_tokenizer
-from granite_scu.viz import control_plot
 
 CHATML = (
     "{{ bos_token }}{% if messages[0].role != 'system' %}<|im_start|>system\nYou are kind.<|im_end|>\n{% endif %}"
@@ -151,7 +150,6 @@ def test_it_ends_its_turn_and_is_published(run, call):
     """Though the token that ends it is the one that pads; the base, which never ends, has all the tokens it may."""
     out = done(call, commands.main, "generate", run.whole, "--chat", "--prompt", QUESTION, "--max-new-tokens", 20)
     assert out.rstrip().endswith(f"adapter: {run.whole}\n{ANSWER}")
-    assert control_plot.main([str(run.whole)]) == 0  # which publishing asks for
     publish = ("--repo-id", "ada/yes", "--base-model-id", "ada/base", "--license", "mit", "--dry-run")
     out = done(call, commands.main, "publish", run.whole, *publish)
     assert {"adapter_model.safetensors", "tokenizer_config.json", "chat_template.jinja"} <= set(out.split())

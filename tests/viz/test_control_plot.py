@@ -2,8 +2,6 @@
 
 import json
 import re
-import runpy
-import sys
 from pathlib import Path
 
 import matplotlib.pyplot
@@ -12,8 +10,7 @@ import pytest
 from folders import METRICS, record
 
 from granite_scu.config.errors import UserError
-from granite_scu.viz import control_plot
-from granite_scu.viz.control_plot import main, plot_control
+from granite_scu.viz.control_plot import plot_control
 from granite_scu.viz.run_folder import read_run
 from granite_scu.viz.style import save
 
@@ -166,20 +163,3 @@ def test_png_and_svg_are_written_and_the_same_again(finished, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("v1.0.*")) == ["v1.0.png", "v1.0.svg"]
     again = [path.read_bytes() for path in save(plot_control(read_run(finished)), tmp_path / "v1.0")]
     assert written == again
-
-
-def test_the_command_writes_into_the_run_or_where_it_is_told(finished, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["control_plot", str(finished)])
-    with pytest.raises(SystemExit, match=r"^0$"):
-        runpy.run_path(control_plot.__file__, run_name="__main__")  # as ``python -m`` does
-    assert (finished / "control.png").read_bytes().startswith(PNG_SIGNATURE) and (finished / "control.svg").is_file()
-    assert capsys.readouterr().out.splitlines() == [str(finished / "control.png"), str(finished / "control.svg")]
-    assert main([str(finished), "--out", str(tmp_path / "new" / "pictures")]) == 0
-    assert (tmp_path / "new" / "pictures" / "control.svg").is_file()
-
-
-def test_the_command_says_in_one_line_what_is_wrong(finished, tmp_path, capsys):
-    assert main([str(tmp_path / "missing")]) == 2
-    assert main([str(finished), "--out", str(finished / "scu_config.json")]) == 2
-    errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 2 and all(line.startswith("error: ") for line in errors)

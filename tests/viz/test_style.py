@@ -182,7 +182,8 @@ def test_a_strangers_matplotlibrc_changes_no_picture(finished, tmp_path):
     done = subprocess.run(line, cwd=strange, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (tmp_path / "own").mkdir()
-    own = style.save_all(draw_figures(group([read_run(finished)])), tmp_path / "own")
+    figures = draw_figures(group([read_run(finished)]))
+    own = [file for name, figure in figures.items() for file in style.save(figure, tmp_path / "own" / name)]
     assert own and all(file.read_bytes() == (other / file.name).read_bytes() for file in own)
 
 
@@ -198,4 +199,4 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning(finished, monkeypatch, capl
     present.present(finished)
     assert not (finished / "control.png").exists() and (finished / "README.md").read_text() == "chats\\udcff.jsonl"
     assert "granite-scu report" in caplog.text
-    assert "latex could not be found" in caplog.text and "granite_scu.viz.control_plot" in caplog.text
+    assert "latex could not be found" in caplog.text and "granite-scu plot" in caplog.text
