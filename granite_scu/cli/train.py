@@ -46,29 +46,23 @@ RESUME = "--resume-from-checkpoint last"
 
 
 class GraniteCLI(LightningCLI):
-    """Makes ``request`` of what a command line asks for; builds nothing.
+    """Makes ``request`` of what ``fit``, ``validate`` or ``test`` asks for; builds nothing.
 
     Args:
         layers: what is asked for, its preset among the layers.
-        command: fit, validate or test.
     """
 
-    def __init__(self, layers: Layers, command: str) -> None:
-        self.layers, self.command = layers, command
-        strict = {"exit_on_error": False, "allow_abbrev": False}
+    def __init__(self, layers: Layers) -> None:
+        self.layers = layers
         super().__init__(
+            run=False,  # the caller runs the request
             save_config_callback=None,
             seed_everything_default=config.SEED,
-            parser_kwargs={**strict, command: strict},
+            parser_kwargs={"exit_on_error": False, "allow_abbrev": False},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            args={"subcommand": command, command: nested(layers.values)},
+            args=nested(layers.values),
         )
-
-    def subcommands(self) -> dict[str, set[str]]:
-        """The command. Lightning's own arguments of it are all ours to set."""
-        ours = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders"}
-        return {self.command: ours | {"ckpt_path", "verbose", "weights_only"}}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The dataclasses of ``config``, that of the Trainer's settings among them."""
@@ -76,20 +70,16 @@ class GraniteCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Only the dataclasses: the model and the trainer depend on the data, which is read later."""
-        parsed = self.config[self.subcommand]
-        parsed.pop("config")  # LightningCLI's own; the files are among the layers
-        self.request = Request.from_parsed(parsed, self.layers.preset, self.layers.given)
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Nothing: the caller runs the request."""
+        self.config.pop("config")  # LightningCLI's own; the files are among the layers
+        self.request = Request.from_parsed(self.config, self.layers.preset, self.layers.given)
 
 
-def parse(layers: Layers, command: str = "fit") -> GraniteCLI:
+def parse(layers: Layers) -> GraniteCLI:
     """What LightningCLI makes of a command line, which ``layers.request`` has been made of already."""
     logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
     argv, sys.argv = sys.argv, sys.argv[:1]  # LightningCLI warns when both are there
     try:
-        return GraniteCLI(layers, command)
+        return GraniteCLI(layers)
     finally:
         sys.argv = argv
 
@@ -103,7 +93,7 @@ def run(layers: Layers, command: str = "fit", prints: bool = False) -> int:
         prints: whether the configuration is printed, and nothing done.
     """
     layers = layers.with_preset()
-    request = parse(layers, command).request if layers.dotted else layers.request()
+    request = parse(layers).request if layers.dotted else layers.request()
     if prints:  # it feeds straight back, with what each value is from
         print(config_layers.annotated(request.yaml, layers.origins, AS_BEFORE), end="")
         return 0
