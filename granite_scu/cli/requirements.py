@@ -24,14 +24,7 @@ from granite_scu.cli.console import make_console
 from granite_scu.cli.validate import check_what_is_there
 from granite_scu.config.errors import UserError, attempt
 from granite_scu.config.request import Request
-from granite_scu.config.settings import (
-    DEFAULT_DATASET,
-    HUB_PREFIX,
-    SHORT_PRECISIONS,
-    TINY_MODEL,
-    BaseConfig,
-    RunConfig,
-)
+from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, SHORT_PRECISIONS, TINY_MODEL, BaseConfig, RunConfig
 from granite_scu.hardware import machine, nvml, presets
 from granite_scu.hardware.detection import GIB, Device, detect
 from granite_scu.hardware.machine import resolve_precision
@@ -303,7 +296,8 @@ def _mamba_kernels(asked: str, deterministic: bool, model: str, device: str, pre
         return Check(name, found, None, False, f"not used: {ours}")
     if not installed:
         return Check(name, found, False, False, ours, kernels.INSTALL)
-    sizes, _ = attempt(_mamba_sizes, model)
+    config, _ = attempt(_config_of, model)
+    sizes = None if config is None else Sizes.of_config(config)
     if sizes is None or precision is None:
         return Check(name, found, True, needed, "not tried here: no Mamba-2 layers of known sizes, or no precision")
     chosen, wrong = kernels.first_correct(torch.device(device), WEIGHT_DTYPES[precision], sizes, asked)
@@ -312,11 +306,6 @@ def _mamba_kernels(asked: str, deterministic: bool, model: str, device: str, pre
         f"the layers run in {chosen.name}, which passed their self-check" if right else REFUSED if needed else ours
     )
     return Check(name, found, right, needed, "; ".join([*wrong, meaning]), "another version, or --kernels torch")
-
-
-def _mamba_sizes(model: str) -> Sizes | None:
-    config = _config_of(model)
-    return None if config is None else Sizes.of_config(config)
 
 
 def _config_of(model: str) -> PretrainedConfig | None:

@@ -98,12 +98,12 @@ def questions_of(
     numbers = np.arange(len(stream.ends)) if documents is None else documents
     if count is not None:
         numbers = np.random.default_rng(seed).permutation(numbers)[: _LOOKED_AT * count]
-    bounds, asked = stream.bounds_of(np.asarray(numbers, np.int64)), _Asked(tokenizer)
+    bounds, around = stream.bounds_of(np.asarray(numbers, np.int64)), _around_a_question(tokenizer)
     found: list[Question] = []
     for start, stop in bounds.tolist():
         if count is not None and len(found) >= count:
             break
-        if question := _last_question(stream.tokens[start:stop], stream.targets[start:stop], tokenizer, asked):
+        if question := _last_question(stream.tokens[start:stop], stream.targets[start:stop], tokenizer, around):
             found.append(question)
     return found
 
@@ -147,7 +147,7 @@ def beginning_in(blocks: Blocks) -> NDArray[np.int64]:
 
 
 def _last_question(
-    tokens: NDArray[np.int32], targets: NDArray[np.bool_], tokenizer: PreTrainedTokenizerBase, asked: "_Asked"
+    tokens: NDArray[np.int32], targets: NDArray[np.bool_], tokenizer: PreTrainedTokenizerBase, around: tuple[str, str]
 ) -> Question | None:
     learned = np.flatnonzero(targets)
     if not len(learned) or learned[0] <= 1:  # of a text all is learned but the first token
@@ -163,7 +163,7 @@ def _last_question(
     while words and (answer[words - 1] in special or not text_of(tokenizer, answer[words - 1 : words])):
         words -= 1
     end = next((token for token in answer[words:] if token in special), None)
-    return Question(tuple(prompt), asked.last(prompt), text, tuple(answer[:words]), end)
+    return Question(tuple(prompt), _asked_last(tokenizer, prompt, around), text, tuple(answer[:words]), end)
 
 
 def _unthought(answer: list[int], tokenizer: PreTrainedTokenizerBase) -> int:
@@ -174,19 +174,14 @@ def _unthought(answer: list[int], tokenizer: PreTrainedTokenizerBase) -> int:
     return next((n for n in range(ended, len(answer)) if tokenizer.decode(answer[n : n + 1]).strip()), ended)
 
 
-class _Asked:
-    """Finds what was asked last in the tokens of a chat, by what the template has around a question."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
-        self.before, self.after = _around_a_question(tokenizer)
-
-    def last(self, prompt: list[int]) -> str:
-        whole = self.tokenizer.decode(prompt)
-        start, stop = whole.rfind(self.before), whole.rfind(self.after)
-        if self.before.strip() and self.after.strip() and 0 <= start < stop:
-            return whole[start + len(self.before) : stop].strip()
-        return text_of(self.tokenizer, prompt)
+def _asked_last(tokenizer: PreTrainedTokenizerBase, prompt: list[int], around: tuple[str, str]) -> str:
+    """What was asked last in the tokens of a chat, by what the template has ``around`` a question."""
+    before, after = around
+    whole = tokenizer.decode(prompt)
+    start, stop = whole.rfind(before), whole.rfind(after)
+    if before.strip() and after.strip() and 0 <= start < stop:
+        return whole[start + len(before) : stop].strip()
+    return text_of(tokenizer, prompt)
 
 
 def _around_a_question(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """What base model and adapter make of the beginnings of a few documents, for a person to read."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -43,18 +43,16 @@ def openings(blocks: Blocks, count: int) -> list[Opening]:
     owners = np.searchsorted(ends, spans[:, 0])
     begins = np.where(owners > 0, ends[owners - 1] + 1, 0) == spans[:, 0]
     starts = spans[begins, 0] if begins.any() else spans[:, 0]
-    found = _openings(blocks, starts.tolist())
-    return [opening for opening, _ in zip(found, range(count), strict=False)]
-
-
-def _openings(blocks: Blocks, starts: list[int]) -> Iterator[Opening]:
-    stream = blocks.stream
-    for start in starts:
-        stop = int(stream.ends[np.searchsorted(stream.ends, start)])
-        learned = int(np.argmax(stream.targets[start:stop]))
+    found: list[Opening] = []
+    for start in starts.tolist():
+        if len(found) == count:
+            break
+        stop = int(ends[np.searchsorted(ends, start)])
+        learned = int(np.argmax(blocks.stream.targets[start:stop]))
         length = learned if learned > 1 else _LENGTH  # of a text all is learned but the first
         if length <= _MAX_LENGTH and start + length + _MIN_REST <= stop:
-            yield Opening(stream.tokens[start : start + length], stream.tokens[start + length : stop])
+            found.append(Opening(*np.split(blocks.stream.tokens[start:stop], [length])))
+    return found
 
 
 SAMPLING = Sampling(max_new_tokens=40, temperature=0.0)

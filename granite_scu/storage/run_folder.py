@@ -16,7 +16,7 @@ from filelock import FileLock, SoftFileLock, Timeout
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import LOGGERS
 from granite_scu.config.untrusted_input import only_files, parse_json, printable, read_file, short_int
-from granite_scu.storage.atomic import UNFINISHED, ensure_folder, remove, replacing, sweep, sync
+from granite_scu.storage.atomic import UNFINISHED, remove, replacing, sweep, sync
 
 HISTORY = "scu_history.json"
 HISTORY_LINES = "scu_history.jsonl"
@@ -123,10 +123,6 @@ class RunFolder:
         if others:
             listed = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
             raise UserError(f"--overwrite: {self.path} holds {listed}, which no run has written; move that elsewhere")
-
-    def make(self) -> None:
-        """Make the folder, and those above it, where they are missing."""
-        ensure_folder(self.path)
 
     def lock(self) -> None:
         """Keep every other run out of this folder until ``unlock``, or until this process ends, however it ends.

@@ -5,12 +5,7 @@ import math
 from granite_scu import control
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.config.settings import (
-    ControlConfig,
-    RunConfig,
-    check_drift,
-    intervals_of,
-)
+from granite_scu.config.settings import ControlConfig, RunConfig, check_drift, intervals_of
 
 
 def settle_law(request: Request, steps: int) -> tuple[Request, control.Controller]:

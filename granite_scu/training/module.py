@@ -195,15 +195,12 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         """
         nats, tokens = self.reduced(self._micro)
         gradients = [factor.grad for factor in self.factors]
-        torch._foreach_mul_(gradients, (self._backward_scale() / tokens.clamp(min=1)).float())
+        divided_by = LOSS_UNIT * self.accumulated * self.trainer.world_size  # the micro-batches' sums, on the way here
+        torch._foreach_mul_(gradients, (divided_by / tokens.clamp(min=1)).float())
         self.regularise(nats, tokens, optimizer.param_groups[0]["lr"], self.trainer.global_step)
         self.skip_unless_finite(optimizer)
         self.count_step()
         self._micro.zero_()
-
-    def _backward_scale(self) -> float:
-        """What the micro-batches' summed gradients were divided by on the way here."""
-        return LOSS_UNIT * self.accumulated * self.trainer.world_size
 
     def reduced(self, sums: Tensor) -> Tensor:
         """Sums over all ranks; the same bits on each."""

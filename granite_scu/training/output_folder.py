@@ -16,7 +16,7 @@ from granite_scu.control.laws.base import as_stored
 from granite_scu.data.tokens.chat import answer_end
 from granite_scu.model import base_digest, loading
 from granite_scu.storage import checkpoint_list, working_folder
-from granite_scu.storage.atomic import adding_to, replacing
+from granite_scu.storage.atomic import adding_to, ensure_folder, replacing
 from granite_scu.storage.provenance import git_revision, versions
 from granite_scu.storage.run_folder import DOCUMENTS, LOCK, LOG_FILES, TRAINING_CONFIG, read_if_there
 from granite_scu.training.defaults import RATE_WIDTH, rate_by_width
@@ -51,7 +51,7 @@ def locked_run_folder(run: PreparedRun) -> Iterator[None]:
         if is_main():
             check_folder(folder, run.request)
             missing = [path for path in (lock, folder.path) if not path.exists()]
-            folder.make()
+            ensure_folder(folder.path)
             folder.lock()
             made = missing
             if run.resume is None and checkpoint_list.lies_in(folder, resume):

@@ -38,7 +38,7 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
     """``comparison.json``, ``comparison.md`` and, where there is something to draw, the pictures ``comparison`` and
     ``cost``, as PNG and SVG."""
     place = RunFolder(folder)
-    place.make()
+    place.path.mkdir(parents=True, exist_ok=True)
     place.write_json("comparison.json", results)
     place.write_text("comparison.md", markdown(results))
     written = [folder / "comparison.json", folder / "comparison.md"]

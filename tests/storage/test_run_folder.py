@@ -57,7 +57,7 @@ def test_a_folder_that_is_missing_or_empty_is_accepted_and_made_later(tmp_path, 
     folder.check(**({"overwrite": False, "resuming": False} | options))
     assert contents(tmp_path) == []
     for _ in range(2):
-        folder.make()
+        folder.path.mkdir(parents=True, exist_ok=True)
         folder.check(overwrite=False, resuming=False)
         assert contents(folder.path) == []
 

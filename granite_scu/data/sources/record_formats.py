@@ -85,11 +85,6 @@ class RecordFormat:
         return self.needed + self.optional
 
 
-def from_messages(record: Record) -> Chat:
-    """The messages as they are, after the system message that may stand beside them."""
-    return Chat(_with_system(record["system"], record["messages"]))
-
-
 def from_prompt_and_completion(record: Record) -> Chat:
     """Both are texts, or both are messages; a system message may stand beside them."""
     system, prompt, completion = record["system"], record["prompt"], record["completion"]
@@ -114,9 +109,9 @@ def from_alpaca(record: Record) -> Chat:
     return Chat([*first, asked, answer], plain=(alpaca_prompt(instruction, context, system), output))
 
 
-def from_sharegpt(record: Record) -> Chat:
-    """The messages, after the system message that may stand beside them."""
-    return Chat(_with_system(record["system"], record["conversations"]))
+def from_messages(field: str) -> Callable[[Record], Chat]:
+    """The messages of a field as they are, after the system message that may stand beside them."""
+    return lambda record: Chat(_with_system(record["system"], record[field]))
 
 
 def _pair(*asked: str, answer: str, is_common: bool = False) -> RecordFormat:
@@ -137,7 +132,7 @@ def _joined(*parts: str) -> str:
 
 
 FORMATS = (
-    RecordFormat("messages", "messages", ("messages",), (*SYSTEM, TOOLS, FUNCTIONS), from_messages),
+    RecordFormat("messages", "messages", ("messages",), (*SYSTEM, TOOLS, FUNCTIONS), from_messages("messages")),
     RecordFormat(
         "prompt-completion",
         "prompt and completion",
@@ -146,7 +141,7 @@ FORMATS = (
         from_prompt_and_completion,
     ),
     RecordFormat("alpaca", "Alpaca", ("instruction", "output"), ("input", *SYSTEM, HISTORY), from_alpaca),
-    RecordFormat("sharegpt", "ShareGPT", ("conversations",), (*SYSTEM, TOOLS), from_sharegpt),
+    RecordFormat("sharegpt", "ShareGPT", ("conversations",), (*SYSTEM, TOOLS), from_messages("conversations")),
     _pair("input", answer="output"),
     _pair("context", "question", answer="answer"),
     _pair("instruction", "context", answer="response", is_common=True),

@@ -20,7 +20,7 @@ def test_while_steps_are_not_finite_none_is_saved_and_none_removed(make_module, 
     module, seen = make_module(), []
     io = AdapterCheckpointIO(module)
     folder = RunFolder(tmp_path / "run")
-    folder.make()
+    folder.path.mkdir(parents=True, exist_ok=True)
 
     class Watched(Checkpoints):
         def on_train_batch_end(self, trainer, module, *rest):
@@ -39,7 +39,7 @@ def test_a_validation_that_a_signal_cut_is_made_up_for_from_its_first_batch(
 ):
     """Lightning would resume it at the batch where it was cut, and the mean would be that of the rest."""
     folder, seen = RunFolder(tmp_path / "run"), []
-    folder.make()
+    folder.path.mkdir(parents=True, exist_ok=True)
 
     class Validated(GraniteModule):
         def val_dataloader(self):
@@ -82,7 +82,7 @@ def test_a_run_that_continues_anothers_checkpoint_has_its_own_of_the_same_step(
 
     for place, before in zip(places, (None, places[0]), strict=True):
         folder, module = RunFolder(place.parent), make_module()
-        folder.make()
+        folder.path.mkdir(parents=True, exist_ok=True)
         saving.append(Checkpoints(folder, save_steps=1, eval_steps=None, keep=1, stopwatch=Stopwatch()))
         settings = {"plugins": [AdapterCheckpointIO(module)], "callbacks": [saving[-1], Stop()]}
         with nullcontext() if before is None else pytest.raises(Stopped):
