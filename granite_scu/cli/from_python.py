@@ -2,18 +2,16 @@
 
 import json
 from dataclasses import dataclass, field
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from granite_scu.cli import exit_codes, script_flags, validate
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.cli.train import carry_out, own_code
 from granite_scu.config.errors import UserError
-from granite_scu.config.flags import KEYS, in_python
+from granite_scu.config.flags import KEYS, in_python, plain
 from granite_scu.config.request import Request
 from granite_scu.storage.run_folder import ANSWERS, METRICS, TRAINING_CONFIG, read_if_there, read_json
 from granite_scu.training import recipe
@@ -127,7 +125,7 @@ def train(run: PreparedRun) -> Result | None:
 
 
 def _request(flags: dict[str, Any]) -> Request:
-    asked = {_place(name): _plain(name, value) for name, value in flags.items() if value is not None}
+    asked = {_place(name): plain(name, value) for name, value in flags.items() if value is not None}
     layers = script_flags.layers_of(asked)
     with layers.named():
         validate.refuse(layers)
@@ -146,19 +144,3 @@ def _place(name: str) -> str:
         instead = script_flags.instead_of(flag, known).replace("--help-all", "granite-scu train --help-all")
         raise UserError(f"prepare({name}=...): no such argument: {in_python(instead)}")
     return KEYS.get(flag, name)
-
-
-def _plain(name: str, value: Any) -> Any:
-    """A value as settings have it: of a path its name, of a number of NumPy's Python's."""
-    if isinstance(value, list | tuple):
-        return [_plain(name, each) for each in value]
-    if isinstance(value, PathLike):
-        return str(value)
-    value = value.item() if isinstance(value, np.generic) else value
-    if not isinstance(value, bool | int | float | str | dict | None):
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise UserError(
-            f"{name}: an object of {kind} cannot be kept with the run; give a callback or logger by its class, as "
-            f'[{{"class_path": "{kind}", "init_args": {{...}}}}], and anything else as text or a number'
-        )
-    return value

@@ -7,12 +7,14 @@ docstring; ``_SHOWN`` says what differs. ``cli.script_flags`` makes the parser o
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from os import PathLike
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 import docstring_parser
 
 from granite_scu.config import settings as config
+from granite_scu.config.errors import UserError
 from granite_scu.control import CONTROLLERS
 
 PRECISIONS = {"auto": None, **config.PRECISIONS}
@@ -252,6 +254,26 @@ KEYS = {flag.name: flag.key for flag in FLAGS.values()}
 def in_python(message: str) -> str:
     """A message about flags, as one about Python's arguments: these are called like the flags, with underscores."""
     return re.sub(r"(?<!train )--([a-z0-9-]+)", lambda flag: flag[1].replace("-", "_"), message)
+
+
+def plain(name: str, value: Any) -> Any:
+    """A value of Python's as settings have it: of a path its name, of a number of NumPy's Python's.
+
+    Raises:
+        UserError: it is another object; ``name`` is that of the argument.
+    """
+    if isinstance(value, list | tuple):
+        return [plain(name, each) for each in value]
+    if isinstance(value, PathLike):
+        return str(value)
+    value = value.item() if getattr(value, "ndim", None) == 0 else value
+    if not isinstance(value, bool | int | float | str | dict | None):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise UserError(
+            f"{name}: an object of {kind} cannot be kept with the run; give a callback or logger by its class, as "
+            f'[{{"class_path": "{kind}", "init_args": {{...}}}}], and anything else as text or a number'
+        )
+    return value
 
 
 COMMONEST = (

@@ -8,7 +8,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 from safetensors.torch import load_file, save_file
@@ -19,7 +18,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.trainer_callback import ExportableState
 
 from granite_scu.config.errors import Diverged, UserError
-from granite_scu.config.flags import in_python
+from granite_scu.config.flags import in_python, plain
 from granite_scu.config.request import Request
 from granite_scu.config.settings import (
     DEFAULT_EVERY,
@@ -127,8 +126,8 @@ class ShannonCallback(TrainerCallback, ExportableState):
             "general_data": general_data,
             "general_tokens": general_tokens,
         }
-        self._arguments = {name: _plain(value) for name, value in (given | settings).items()}
         with _of_arguments():
+            self._arguments = {name: plain(name, value) for name, value in (given | settings).items()}
             check("every" not in settings, "--every", settings.get("every"), "give --control-every")
             keys = {name: KEYS.get(name, f"control.{name}") for name in self._arguments}
             request = Request.from_dotted({keys[name]: value for name, value in self._arguments.items()})
@@ -399,15 +398,6 @@ def count_supervised(loader: DataLoader) -> int:
 def _check_file(path: Path, sha256: str, what: str) -> None:
     if not path.is_file() or manifest.sha256(path) != sha256:
         raise ValueError(f"ShannonCallback: {path}: is not {what}; resume with the output_dir that it was started with")
-
-
-def _plain(value: Any) -> Any:
-    """A number of NumPy's as one of Python's, and a path, also in a list, as its name."""
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, Path):
-        return str(value)
-    return value.item() if isinstance(value, np.generic) else value
 
 
 @contextmanager

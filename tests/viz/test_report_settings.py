@@ -23,7 +23,7 @@ def test_what_differs_from_the_defaults_is_in_sight_and_the_rest_is_behind(tmp_p
 
 
 def test_a_run_of_defaults_says_so(tmp_path):
-    sight, _ = split(tmp_path / "run", changed=[])
+    sight, _ = split(tmp_path / "run", changed=[], given=[])
     assert "All settings are the defaults." in sight
 
 

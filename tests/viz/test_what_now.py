@@ -201,12 +201,6 @@ def test_the_verdict(figures, state, words):
     assert found.state == state and words in str(found).replace("\N{NO-BREAK SPACE}", " ")
 
 
-@pytest.mark.parametrize(("right", "base", "state"), [(24, 0, "good"), (15, 14, "unclear"), (2, 20, "useless")])
-def test_an_older_runs_answers_are_judged_by_their_interval(right, base, state):
-    counts = answered(right, base)["answers"]
-    assert verdict({"answers": {name: counts[name] for name in ("n", "right", "interval", "base")}}).state == state
-
-
 def test_where_much_was_lost_and_validation_stood_still_early_fewer_epochs_are_named():
     metrics = {"base_test_bpt": 2.0, "adapter_test_bpt": 0.6, "test_tokens": 200, "steps": 300}
     found = verdict(metrics | general(5, damaged=True), validations=[(26, 0.001), (150, 0.001), (300, 0.001)])
