@@ -194,7 +194,7 @@ def layers_of(asked: dict[str, Any], dotted: bool = False) -> Layers:
     below = [config_layers.of_file(str(shipped.TEST_RUN))] if asked.get("test_run") else []
     if below and config_layers.has_value((given | keys).get("drift.max_drift")):
         given.setdefault("control.target_s", None)  # it holds an S, which makes way for what is asked for
-    files = [config_layers.of_file(name) for name in _listed(asked.get("config"))]
+    files = [config_layers.of_file(name) for name in settings.listed(asked.get("config"))]
     given |= keys
     if config_layers.has_value(given.get("data.num_epochs")):  # alone: no limit on steps, not one of a file either
         given.setdefault("trainer.max_steps", -1)
@@ -207,7 +207,7 @@ def layers_of(asked: dict[str, Any], dotted: bool = False) -> Layers:
         below = [_without_another_budgets_bounds(run, flags) for run in below]
     else:
         files = [_without_another_budgets_bounds(_without_another_loop(file, flags), flags) for file in files]
-    return Layers(below, [*files, flags], _preset(_listed(asked.get("hardware"))), dotted=dotted)
+    return Layers(below, [*files, flags], _preset(settings.listed(asked.get("hardware"))), dotted=dotted)
 
 
 def _refuse_another_loop(continued: list[config_layers.Layer], flags: config_layers.Layer) -> None:
@@ -249,10 +249,6 @@ def _without_another_budgets_bounds(file: config_layers.Layer, flags: config_lay
     return replace(file, values={key: value for key, value in file.values.items() if key not in bounds})
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
-
-
 def _preset(named: list[str]) -> str | None:
     if len(named) > 1:
         raise UserError(f"--hardware: given {len(named)} times; one preset fills a layer")
@@ -273,7 +269,7 @@ def _value(key: str, value: Any) -> Any:
         return number
     takes_one = isinstance(value, list) and len(value) == 1 and str in get_args(HINTS[key])
     if key in _NAMES_OF_TEXTS and not _is_itself(value[0] if takes_one else value):
-        return _listed(value)
+        return settings.listed(value)
     return value[0] if takes_one else value
 
 

@@ -247,8 +247,9 @@ def written(
         prompts, most, answers = [question.tokens for question in batch], max_answer_tokens(batch), []
         for switch in switches.values():
             with switch():
-                answers.append(greedy(model, prompts, most, ends, padding, deadline))
-        if None in answers:
+                if (left := deadline - time.monotonic()) > 0:
+                    answers.append(continuations(model, prompts, most, ends, padding, seconds=left))
+        if time.monotonic() >= deadline:
             break
         for name, rows in zip(switches, answers, strict=True):
             found[name] += rows
@@ -293,31 +294,6 @@ def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question
     ends = {question.end for question in questions} | {answer_end(tokenizer), tokenizer.eos_token_id}
     ends |= set(of_model) if isinstance(of_model, list) else {of_model}
     return sorted(end for end in ends if end is not None)
-
-
-def greedy(
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    most: int,
-    ends: Sequence[int],
-    padding: int,
-    deadline: float = math.inf,
-) -> list[list[int]] | None:
-    """The likeliest continuation of each prompt, as ``continuations``; it draws no random number.
-
-    Args:
-        deadline: of ``time.monotonic``.
-
-    Returns:
-        The new tokens, with what ends them; None where the time ran out.
-    """
-    left = deadline - time.monotonic()
-    if left <= 0:
-        return None
-    found = continuations(model, prompts, most, ends, padding, seconds=left)
-    if any(len(row) < most and row[-1:] not in [[end] for end in ends] for row in found):
-        return None
-    return found
 
 
 _TOGETHER = 256

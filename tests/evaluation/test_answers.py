@@ -14,7 +14,7 @@ from granite_scu.data.sources.documents import Conversation, Document
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.data.tokens.templates import with_template
 from granite_scu.evaluation import answers
-from granite_scu.evaluation.answers import ask, batches_of, ends_of, greedy, questions_of
+from granite_scu.evaluation.answers import ask, batches_of, continuations, ends_of, questions_of
 from granite_scu.evaluation.generate import tokenized_chat
 from granite_scu.model.loading import load_model
 
@@ -91,16 +91,16 @@ def test_answers_are_the_same_alone_and_in_a_batch_with_longer_questions(tokeniz
     model, questions = make(), questions_of(encode(CHATS, tokenizer), tokenizer)
     prompts, ends = [question.tokens for question in questions], ends_of(model, tokenizer, questions)
     assert len(set(map(len, prompts))) == 3
-    together = greedy(model, prompts, 12, ends, tokenizer.pad_token_id)
-    assert together == [greedy(model, [prompt], 12, ends, tokenizer.pad_token_id)[0] for prompt in prompts]
+    together = continuations(model, prompts, 12, ends, tokenizer.pad_token_id)
+    assert together == [continuations(model, [prompt], 12, ends, tokenizer.pad_token_id)[0] for prompt in prompts]
     assert len(set(map(tuple, together))) == 3, "the questions matter"
 
 
 def test_an_answer_stops_with_each_of_the_ends_and_draws_no_random_number():
     model, prompts, state = llama(), [[5, 6], [7, 8, 9]], torch.get_rng_state()
-    whole = greedy(model, prompts, 6, [], 0)
+    whole = continuations(model, prompts, 6, [], 0)
     ends = {whole[0][3], whole[1][1]}
-    assert greedy(model, prompts, 6, sorted(ends), 0) == [
+    assert continuations(model, prompts, 6, sorted(ends), 0) == [
         row[: 1 + next(at for at, token in enumerate(row) if token in ends)] for row in whole
     ]
     assert torch.equal(state, torch.get_rng_state())

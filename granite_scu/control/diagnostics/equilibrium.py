@@ -187,10 +187,6 @@ class Equilibrium:
         require_setpoint(self.setpoint)
         require(self.window >= MIN_WINDOW, f"window {self.window}: must be at least {MIN_WINDOW} ticks")
 
-    def remember(self, ticks: tuple[Tick, ...], tick: Tick) -> tuple[Tick, ...]:
-        """The window with one tick more; the oldest leaves it."""
-        return (*ticks, tick)[-self.window :]
-
     def decide(self, ticks: Sequence[Tick]) -> Decision:
         """Whether a run that ended in these ticks has settled. Pure."""
         if len(ticks) < self.window:

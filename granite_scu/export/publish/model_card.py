@@ -16,14 +16,7 @@ from granite_scu.config.settings import TINY_MODEL, DataConfig, from_record, is_
 from granite_scu.config.untrusted_input import printable
 from granite_scu.control.units import per_cent
 from granite_scu.storage import manifest
-from granite_scu.storage.run_folder import (
-    CONTROL_CONFIG,
-    EVALUATION,
-    METRICS,
-    TRAINING_CONFIG,
-    WEIGHTS,
-    read_json,
-)
+from granite_scu.storage.run_folder import CONTROL_CONFIG, EVALUATION, METRICS, TRAINING_CONFIG, WEIGHTS, read_json
 from granite_scu.viz.run_folder import read_validations
 from granite_scu.viz.what_now import lower_rate, verdict
 

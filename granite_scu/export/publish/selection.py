@@ -2,8 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -62,10 +61,6 @@ KEPT = (
 """What a run leaves besides: with paths of the machine, or pickles, or of no use to others."""
 
 _UNFINISHED = "the run is not finished; continue it with --resume-from-checkpoint last"
-_REMEDY = {
-    METRICS: _UNFINISHED,
-    HISTORY: _UNFINISHED,
-}
 
 
 @dataclass(frozen=True)
@@ -124,29 +119,23 @@ def prepare(
             f"--license: needed, since the licence of {base} is not known here; name the one under which its terms "
             "let you publish the adapter, as the hub writes it (apache-2.0)"
         )
-    with _taken_for_a_runs(folder):
+    try:
         facts |= {"base_model": base, "repo_id": repo_id, "revision": revision, "license": licence}
         evaluation, problem = attempt(model_card.evaluation_of, folder)
         facts["evaluation"] = evaluation
         files = {MODEL_CARD: model_card.model_card(facts).encode(), **files, **pictures_of(folder)}
         notes = tuple(_notes(facts))
-    # All of them at once: what has leaked must not wait behind another refusal.
-    found = [attempt(_check_content, folder, name, content)[1] for name, content in files.items()]
-    if problems := [*filter(None, [*found, problem])]:
-        raise UserError("; and ".join(problems))
-    return Publication(files, base, tuple(left_out), notes, counts)
-
-
-@contextmanager
-def _taken_for_a_runs(folder: Path) -> Iterator[None]:
-    """Raises UserError where values in a run folder's files are of a kind that no run has written."""
-    try:
-        yield
+    # Values are of a kind that no run has written.
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError) as error:
         raise UserError(
             f"{folder}: its JSON files are not as a run has written them ({type(error).__name__}: {error}); copy the "
             "folder again"
         ) from error
+    # All of them at once: what has leaked must not wait behind another refusal.
+    found = [attempt(_check_content, folder, name, content)[1] for name, content in files.items()]
+    if problems := [*filter(None, [*found, problem])]:
+        raise UserError("; and ".join(problems))
+    return Publication(files, base, tuple(left_out), notes, counts)
 
 
 def _survey(folder: Path) -> list[str]:
@@ -160,7 +149,7 @@ def _survey(folder: Path) -> list[str]:
     only_files(folder)
     for name in REQUIRED:
         if not (folder / name).is_file():
-            remedy = _REMEDY.get(name, "the run folder is not complete")
+            remedy = _UNFINISHED if name in (METRICS, HISTORY) else "the run folder is not complete"
             raise UserError(f"{folder}: {name} is missing; {remedy}")
     names = sorted(entry.name for entry in folder.iterdir() if entry.name not in (*PUBLISHED, NAMED_TEMPLATES))
     for name in names:

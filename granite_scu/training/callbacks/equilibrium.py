@@ -42,7 +42,7 @@ class EquilibriumStop(L.Callback):
 
     def on_tick(self, tick: ControlTick, trainer: L.Trainer, module: GraniteModule) -> None:
         record = tick.record
-        self.ticks = self.rule.remember(self.ticks, self._observed(tick, module))
+        self.ticks = (*self.ticks, self._observed(tick, module))[-self.rule.window :]
         if trainer.should_stop or trainer.global_step >= trainer.max_steps:
             return
         decision = self.rule.decide(self.ticks)

@@ -119,7 +119,7 @@ def test_an_adapter_that_rests_because_the_learning_rate_is_over(law, seed):
         data_bpt, param_bpt, lr_sum = 5.0 * (1 + 0.01 * rng.normal()), 5.0 * SETPOINT / (1 - SETPOINT), 40.0 + 1e-3 * k
         s = param_bpt / (param_bpt + data_bpt)
         state, output = law.update(state, Measurement(s=s, data_bpt=data_bpt, param_bpt=param_bpt, lr_sum=lr_sum))
-        ticks = RULE.remember(tuple(ticks), replace(_tick(k, output, data_bpt, lr_sum), saturated=False))
+        ticks = [*ticks, replace(_tick(k, output, data_bpt, lr_sum), saturated=False)]
         assert not RULE.decide(ticks).stop
     assert_goes_on(ticks, "effect does not show")
 
@@ -161,7 +161,7 @@ def test_data_bits_that_rise_do_stop_it():
 def test_the_window_forgets_and_survives_json():
     ticks = ()
     for tick in settled(ticks=40):
-        ticks = RULE.remember(ticks, tick)
+        ticks = (*ticks, tick)[-WINDOW:]
     assert len(ticks) == WINDOW
     assert ticks[0].step == 100
     assert from_mappings(json.loads(json.dumps([as_stored(asdict(tick)) for tick in ticks]))) == ticks
