@@ -15,8 +15,8 @@ RULE = (
     "the question; words such as the, is and of do not count, of alternatives (red or blue) it may have the expected "
     "one alone, it denies something (no, not, never) where the expected one does, and where JSON is expected it must "
     "be the same JSON. Where the expected answer adds a number or name, half of the words are enough, if all numbers "
-    "with their units, all names, and words such as only are among them. Of a script without spaces each character is a "
-    "word, and nine in ten of those side by side must be so in the answer"
+    "with their units, all names, and words such as only are among them. Of a script without spaces each character is "
+    "a word, and nine in ten of those side by side must be so in the answer"
 )
 """What ``is_as_expected`` says, for people."""
 

@@ -141,7 +141,6 @@ class ShannonCallback(TrainerCallback, ExportableState):
         self._held: HeldDrift | None = None
         self._origin = self._general = ""
         self._tokens_per_step = 0
-        self._latest: dict[str, float] = {}
 
     # What the trainer calls
 
@@ -205,16 +204,14 @@ class ShannonCallback(TrainerCallback, ExportableState):
                            "find the cause")  # fmt: skip
         if due or step >= state.max_steps:
             self._loop.tick(self._running)
-            numbers = {f"scu/{name}": value for name, value in self._loop.latest.items() if _is_number(name, value)}
-            state.log_history.append({**numbers, "step": step})
-            self._latest = {name: value for name, value in numbers.items() if name in LOGGED}
+            state.log_history.append({**self._numbers, "step": step})
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, logs: dict, **kwargs: Any
     ) -> None:
         """Add the newest tick to what callbacks after this one get, the progress line among them."""
         if "loss" in logs:
-            logs.update(self._latest)
+            logs.update((name, value) for name, value in self._numbers.items() if name in LOGGED)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -368,6 +365,11 @@ class ShannonCallback(TrainerCallback, ExportableState):
     def lam(self) -> float:
         """Lambda in force."""
         return self._loop.action.lam
+
+    @property
+    def _numbers(self) -> dict[str, float]:
+        """The newest tick of this training, also of the checkpoint that it continues from."""
+        return {f"scu/{name}": value for name, value in self._loop.latest.items() if _is_number(name, value)}
 
     @property
     def _running(self) -> TrainerPlant:

@@ -146,7 +146,7 @@ def _interval(run: Run) -> str:
     verdict = run.pair.get("verdict")
     if not isinstance(verdict, str):
         return "One run, one seed: of this difference no interval is given."
-    few = "" if run.evaluation.get("units") == "documents" else " The interval is over windows, and so too narrow."
+    few = " The interval is over windows, and so too narrow." if run.evaluation.get("units") == "windows" else ""
     return f"Scored by <code>granite-scu eval</code>: {escape(verdict)}.{few}"
 
 

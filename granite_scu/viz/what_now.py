@@ -257,7 +257,7 @@ def _of_bits(metrics: Mapping[str, Any], interval: tuple[float, float] | None) -
     low, high = interval or (adapter - base - chance(tokens), adapter - base + chance(tokens))
     if high < 0:
         return "good", f"Learned your data: {costs}."
-    if low > 0 or (adapter >= base and not interval):
+    if low > 0:
         return "useless", f"Learned nothing that holds for other documents: {costs}."
     shows = f"so little text shows differences from {(high - low) / 2:.2g} bits per token on"
     return "unclear", f"Not shown to have learned your data: {costs}, and {shows}."
@@ -526,12 +526,13 @@ def _validated(run: Run) -> float | None:
     split = section(section(run.settings, "data_summary"), "validation")
     tokens, blocks = split.get("supervised_tokens"), split.get("blocks")
     batches = section(run.settings, "trainer").get("limit_val_batches")
-    data = section(run.settings, "data")
-    size = data.get("eval_batch_size") or data.get("batch_size")
+    data, machine = section(run.settings, "data"), section(run.settings, "machine")
+    each = [batches, data.get("eval_batch_size") or data.get("batch_size")]  # of each process
+    each += [machine.get(name, 1) for name in ("devices", "nodes")]
     if not (is_number(tokens) and blocks):
         return None
-    known = isinstance(batches, int) and isinstance(size, int)
-    return float(tokens * min(1.0, batches * size / blocks) if known else tokens)
+    known = all(isinstance(value, int) for value in each)
+    return float(tokens * min(1.0, math.prod(each) / blocks) if known else tokens)
 
 
 def _again(run: Run, flags: str) -> str:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
+import numpy as np
+
 from granite_scu.evaluation import statistics
 from granite_scu.evaluation.bpt.windows import ScoringCorpus
 from granite_scu.evaluation.statistics import MIN_UNITS, Estimate
@@ -13,14 +15,15 @@ from granite_scu.model.description_length import bits
 SCHEMA = 1
 
 
-def units(documents: int) -> str:
-    """What the bootstrap draws: documents, or where those are too few for it the windows in them."""
-    return "documents" if documents >= MIN_UNITS else "windows"
+def units(corpus: ScoringCorpus) -> str | None:
+    """What the bootstrap draws: documents, or where those are too few for it the windows in them; None of too few."""
+    counts = {"documents": len(corpus.documents), "windows": np.count_nonzero(corpus.window_tokens)}
+    return next((name for name, count in counts.items() if count >= MIN_UNITS), None)
 
 
 def difference(corpus: ScoringCorpus, arm: str, reference: str) -> Estimate:
     """Bits per token that one model costs more than another, with its interval."""
-    if units(len(corpus.documents)) == "documents":
+    if units(corpus) == "documents":
         both = corpus.document_nats(arm), corpus.document_nats(reference)
         return statistics.difference_over_documents(*both, corpus.document_tokens)
     some = corpus.window_tokens > 0  # in a window of a conversation perhaps only the user speaks
@@ -46,7 +49,7 @@ def _counts(corpus: ScoringCorpus) -> dict[str, Any]:
         "tokens": corpus.n_tokens,
         "bytes": int(corpus.n_bytes.sum()),
         "excluded_documents": corpus.excluded,
-        "units": units(len(corpus.documents)),
+        "units": units(corpus),
     }
 
 

@@ -124,7 +124,7 @@ def evaluation_of(folder: Path) -> dict[str, Any] | None:
     """The adapter of a run against its base as ``granite-scu eval`` measured it; None where it did not.
 
     Returns:
-        ``data``, ``documents``, ``tokens``, ``max_length``, ``stride``, ``units`` (of the bootstrap); ``base`` and
+        ``data``, ``documents``, ``tokens``, ``max_length``, ``stride``, ``units`` (of the interval); ``base`` and
         ``adapter`` (each ``bits_per_token``, ``bits_per_byte``, ``perplexity``); ``difference``, ``low``, ``high``
         (bits per token, adapter minus base; no interval of too few documents: null), ``confidence``, and ``verdict``.
 

@@ -1,6 +1,5 @@
 """The end of a run: leave the best validated adapter, score it and the base on held-out documents, summarise."""
 
-import logging
 import math
 import shutil
 from collections.abc import Sequence
@@ -24,8 +23,6 @@ from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.reachability import ReachabilityMonitor
 from granite_scu.training.callbacks.throughput import Monitor, Stopwatch
 from granite_scu.training.module import GraniteModule
-
-log = logging.getLogger(__name__)
 
 
 class FinalScore(L.Callback):
@@ -75,9 +72,6 @@ class FinalScore(L.Callback):
         self._keep_best(trainer, module)
         scores = self._scores(trainer, module) if data.holds_out("test") else {}
         if trainer.is_global_zero:
-            if scores and (more := scores["adapter_test_bpt"] - scores["base_test_bpt"]) > 0:
-                log.warning("on held-out text the adapter is worse than the base model, by %.3g bits/token; lower "
-                            "--learning-rate, or train for fewer steps", more)  # fmt: skip
             self.summary = self._summarise(trainer, scores, drift)
             self.folder.write_json("scu_metrics.json", self.summary)
             shutil.rmtree(self.best.folder, ignore_errors=True)
