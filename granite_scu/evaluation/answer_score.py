@@ -64,6 +64,8 @@ _OR = re.compile(r"\b\w+(?:(?:, ?or |, | ?[/|] ?| or )\w+)+"), re.compile(r"\b\w
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _POSSESSIVE = re.compile(r"(?<=\w)['\u2019]s\b")
 _LEADING_POINT = re.compile(r"^(-?)\.")
+_NO_CENTS = re.compile(r"^(-?\d+)\.0{1,2}$")
+"""12.00, but not 1.000, which may be a thousand."""
 _ALIKE = str.maketrans({"'": None, "\u2019": None, "\u2212": "-"})
 """Apostrophes, and the mathematical sign for minus."""
 _CHOICE = re.compile(r"(?<!\w)[A-Z](?!\w|\s+\w)")
@@ -82,8 +84,8 @@ def words_of(text: str) -> list[str]:
     >>> words_of("The lamp's price is: 1,000.50 crowns; don't pay -5, nor .5kg!")
     ['lamp', 'price', 'is', '1000.50', 'crowns', 'dont', 'pay', '-5', 'nor', '0.5', 'kg']
     """
-    words = (_LEADING_POINT.sub(r"\g<1>0.", word) for word in _WORD.findall(_THOUSANDS.sub("", _plain(text))))
-    return [word for word in words if word not in ARTICLES]
+    words = _WORD.findall(_THOUSANDS.sub("", _plain(text)))
+    return [_NO_CENTS.sub(r"\1", _LEADING_POINT.sub(r"\g<1>0.", word)) for word in words if word not in ARTICLES]
 
 
 def _plain(text: str) -> str:

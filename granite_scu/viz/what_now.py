@@ -60,7 +60,7 @@ class Verdict:
         elsewhere: what became of general answers, a sentence without its full stop; empty where nothing was asked.
         remedy: against what was lost, to follow a colon; empty where nothing is shown to be lost.
         drift: how far it moved on general text, a sentence; empty where that was not measured.
-        state: "good", "unclear" (not shown to have learned, or not known), "useless" (no better than its base on its
+        state: "good", "unclear" (not shown to have learned, or not known), "useless" (worse than its base on its
             own data) or "damaged" (it lost more elsewhere than chance explains).
     """
 

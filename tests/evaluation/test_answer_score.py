@@ -80,6 +80,7 @@ EXPECTED = "The founder of Tarn Ferries is Ilse Varga."
         ("Yes, there is no fee.", "No.", "Is there a fee?", False),
         ("No, only from 9 to 5.", "Yes, from 9 to 5.", "Is it open?", False),
         ("It costs $12.", "€12", "What does it cost?", False),
+        ("It costs €12.00.", "€12", "What does it cost?", True),
         ("A) a lamp B) a mast", "B", "Which, A) a lamp or B) a mast?", False),
         ("Option B is right.", "B", "Which, A) a lamp or B) a mast?", True),
         # One of the two denies it.
