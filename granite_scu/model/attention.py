@@ -20,11 +20,11 @@ from transformers.masking_utils import sdpa_mask
 
 from granite_scu.model.compilation import evaluation_mode
 from granite_scu.model.mamba2.conv import runs_of
-from granite_scu.model.mamba2.mamba import HYBRID, layers_of
+from granite_scu.model.mamba2.mamba import HYBRID
 from granite_scu.model.mamba2.tiling import kind_of
 
-OTHER_HYBRIDS = ("bamba", "nemotron_h")
-"""Types of models besides Granite's that pass the documents' numbers on to Mamba-2 layers that run our forward."""
+WAYS: tuple[tuple[str, ...], ...] = ((), ("seq_idx",), ("attention_mask",), ("seq_idx", "attention_mask"))
+"""What a model of another type than Granite's hybrid may need besides positions, in the order in which it is tried."""
 
 
 def isolating(model: nn.Module, documents: Tensor | None) -> dict[str, Tensor | dict[str, Tensor | None]]:
@@ -32,58 +32,82 @@ def isolating(model: nn.Module, documents: Tensor | None) -> dict[str, Tensor | 
 
     Attention layers get positions that begin at zero in each document, from which transformers makes the mask, and
     Mamba-2 layers the documents' numbers (``mamba.mix``); transformers' own Mamba code would refuse them without
-    compiled kernels. Granite's hybrid passes positions on to no mask, so that the mask itself is given there.
+    compiled kernels. Granite's hybrid passes positions on to no mask, so that the mask itself is given there, and so it
+    is where ``choose_isolation`` found that it is needed. Where that found no way, there are no arguments.
 
     Args:
         model: a transformers causal language model (not wrapped by PEFT).
         documents: (batch, time) numbers of documents, each document in one run; None where blocks are seen as wholes.
     """
-    if documents is None:
+    way = getattr(model, "_isolated_by", ())
+    if documents is None or way is None:
         return {}
     runs = runs_of(documents)
-    time = torch.arange(runs.shape[1], device=runs.device).expand_as(runs)
-    begins = torch.nn.functional.pad(runs[:, 1:] != runs[:, :-1], (1, 0), value=True)
-    positions = time - torch.where(begins, time, 0).cummax(1).values
     if model.config.model_type != HYBRID:
-        numbers = {"seq_idx": runs} if model.config.model_type in OTHER_HYBRIDS else {}
-        return {"position_ids": positions, **numbers}
+        return _arguments(model, runs, way)
     masks = {"full_attention": _mask(runs, model), "linear_attention": None}
-    return {"position_ids": positions, "attention_mask": masks, "seq_idx": runs}
+    return {"position_ids": _positions(runs), "attention_mask": masks, "seq_idx": runs}
 
 
-def can_isolate(model: nn.Module, attention: str) -> bool:
-    """Whether ``isolating`` is known to work: not through recurrent layers of other models, nor in flash-attention."""
-    is_recurrent = bool(layers_of(model)) or any(hasattr(module, "A_log") for module in model.modules())
-    known = (HYBRID, *OTHER_HYBRIDS)
-    return attention != "flash_attention_2" and (model.config.model_type in known or not is_recurrent)
+def can_isolate(model: nn.Module) -> bool:
+    """Whether ``isolating`` keeps the documents of a model apart. One that was not tried needs positions alone."""
+    return getattr(model, "_isolated_by", ()) is not None
 
 
 @torch.no_grad()
-def keeps_apart(model: nn.Module) -> bool:
-    """Whether ``isolating`` works, tried: what a model makes of a document does not depend on the one before it.
+def choose_isolation(model: nn.Module) -> None:
+    """Try what ``isolating`` has to give a model, so that what it makes of a document does not depend on another.
 
-    Positions alone do not keep documents apart in models whose mask heeds none, as OPT's.
+    Positions alone do not keep documents apart in models whose mask heeds none, as OPT's, and nothing does where layers
+    with a state of their own know of no documents.
     """
     device, rows = next(model.parameters()).device, len(model.get_input_embeddings().weight)
-    documents = torch.tensor([[0, 0, 0, 1, 1, 1]], device=device)
+    runs = runs_of(torch.tensor([[0, 0, 0, 1, 1, 1]], device=device))
     ids = torch.tensor([[[1, 2, 3, 7, 8, 9]], [[4, 5, 6, 7, 8, 9]]], device=device) % rows
-    arguments = isolating(model, documents)
-    with evaluation_mode(model):
-        one, other = (model(input_ids=each, use_cache=False, **arguments).logits[0, 3:] for each in ids)
-    return float((one - other).abs().max()) <= NEAR * float(one.abs().max())
+    for way in WAYS:
+        try:
+            with evaluation_mode(model):
+                arguments = _arguments(model, runs, way)
+                one, other = (model(input_ids=each, use_cache=False, **arguments).logits[0, 3:] for each in ids)
+        except Exception:  # whatever the model's own code makes of arguments that it does not know
+            continue
+        if float((one - other).abs().max()) <= NEAR * float(one.abs().max()):
+            model._isolated_by = way
+            return
+    model._isolated_by = None
 
 
 NEAR = 0.02
 """Of the largest logit: some roundings in bf16."""
 
 
-def _mask(runs: Tensor, model: nn.Module) -> Tensor:
+def _arguments(model: nn.Module, runs: Tensor, way: tuple[str, ...]) -> dict[str, Any]:
+    given: dict[str, Any] = {"position_ids": _positions(runs)}
+    if "seq_idx" in way:
+        given["seq_idx"] = runs
+    if "attention_mask" in way:
+        windows = {"full_attention": None, "sliding_attention": getattr(model.config, "sliding_window", None)}
+        kinds = set(getattr(model.config, "layer_types", None) or ())
+        by_kind = {kind: _mask(runs, model, windows[kind]) for kind in kinds}
+        given["attention_mask"] = by_kind or _mask(runs, model)
+    return given
+
+
+def _positions(runs: Tensor) -> Tensor:
+    time = torch.arange(runs.shape[1], device=runs.device).expand_as(runs)
+    begins = torch.nn.functional.pad(runs[:, 1:] != runs[:, :-1], (1, 0), value=True)
+    return time - torch.where(begins, time, 0).cummax(1).values
+
+
+def _mask(runs: Tensor, model: nn.Module, window: int | None = None) -> Tensor:
     """(batch, 1, time, time): what each token sees, as booleans or as what is added to scores.
 
     Eager attention adds. So do SDPA's kernels on a GPU, which would make a tensor of the booleans in every layer and
     keep it for the backward pass; one made here serves them all.
     """
     seen: Any = (runs.unsqueeze(2) == runs.unsqueeze(1)).tril().unsqueeze(1)
+    if window:
+        seen = seen.triu(1 - window)
     if model.config._attn_implementation != "eager" and kind_of(runs.device) == "cpu":
         return seen
     dtype = next(model.parameters()).dtype

@@ -15,6 +15,7 @@ from granite_scu.config.errors import RunFailed, UserError, one_line
 from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, OptimizerConfig, PriorConfig
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model import adapters, loading, loss
+from granite_scu.model.attention import choose_isolation
 from granite_scu.model.compilation import (
     check_selective,
     compile_decoder,
@@ -84,6 +85,8 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         if self.model is not None:
             return
         model = loading.load_model(self.base, self.dtype_of_base, self.base.attention, self.loading_device)
+        if loading.untested(self.base.name):  # here all processes do so, and no layer is shared out yet
+            choose_isolation(model)
         # from_pretrained returns evaluation mode, and Lightning leaves modes as it finds them: without this,
         # neither LoRA's dropout nor gradient checkpointing would act.
         saved = self.start and self.start.adapter

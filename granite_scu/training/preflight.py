@@ -11,7 +11,7 @@ from granite_scu.config.settings import TrainerConfig
 from granite_scu.control import PI, Controller
 from granite_scu.control.diagnostics.reachability import OTHER_WAYS
 from granite_scu.control.units import counted, per_cent
-from granite_scu.model.attention import can_isolate, keeps_apart
+from granite_scu.model.attention import can_isolate
 from granite_scu.model.loading import announce_kernels, known_config, max_positions, untested
 from granite_scu.training.prepared_run import PreparedRun
 
@@ -185,13 +185,10 @@ def announce(run: PreparedRun, model: torch.nn.Module) -> None:
     announce_kernels(model)
     if request.base.compile:
         log.info("--torch-compile: the first steps compile the layers for their shapes, which may take minutes")
-    if request.data.isolate_documents and not (
-        can_isolate(model, run.machine.attention)
-        and (run.machine.sharded or not untested(request.base.name) or keeps_apart(model))
-    ):
+    if request.data.isolate_documents and not can_isolate(model):
         log.warning(
-            "%s makes of a document of a block something else after another one; --no-isolate-documents says that this "
-            "is meant",
+            "%s cannot keep the documents of a block apart, so that each sees those before it; --no-isolate-documents "
+            "says that this is meant",
             request.base.name,
         )
     if run.start and (mismatch := run.start.mismatch(request.base.quantize_4bit)):

@@ -13,7 +13,7 @@ from granite_scu.config.settings import IGNORED
 from granite_scu.model.attention import isolating
 from granite_scu.model.compilation import evaluation_mode
 from granite_scu.model.kl_divergence import summed_kl_of
-from granite_scu.model.loss import CHUNKED_TYPES, chunk_on, hidden_states
+from granite_scu.model.loss import chunk_on, has_plain_head, hidden_states
 from granite_scu.training.module import GraniteModule, supervised
 from research.laws.readings import per_token
 
@@ -70,7 +70,7 @@ def summed_kl(
         documents: (batch, time) numbers of documents that do not see one another.
     """
     counted = labels != IGNORED
-    if model.config.model_type not in CHUNKED_TYPES:
+    if not has_plain_head(model):
         arguments = {"input_ids": input_ids, "use_cache": False, **isolating(model, documents)}
         adapted = model(**arguments).logits
         with reference_mode():

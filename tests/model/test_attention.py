@@ -5,11 +5,11 @@ import torch
 from references import granite
 from rounding import OF_GRANITE, assert_rounded
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, OPTConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from granite_scu.config.settings import IGNORED, BaseConfig
 from granite_scu.model import loading
-from granite_scu.model.attention import CPU_ATTENTION, attend, can_isolate, isolating, keeps_apart
+from granite_scu.model.attention import CPU_ATTENTION, attend, can_isolate, choose_isolation, isolating
 from granite_scu.model.loss import summed_nats, token_nats
 from granite_scu.model.mamba2 import mamba
 from granite_scu.model.mamba2.tiling import describing
@@ -21,9 +21,6 @@ def dense(kind: str = "granite") -> torch.nn.Module:
     """A Granite with rotary positions and no Mamba layer."""
     return granite(kind, num_hidden_layers=4, initializer_range=0.3)
 
-
-OPT = OPTConfig(vocab_size=50, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=2,
-                word_embed_proj_dim=32, max_position_embeddings=64)  # fmt: skip
 
 KINDS = [
     *("hybrid sdpa cuda", "hybrid eager cpu", "granite sdpa cpu", "granite eager cpu"),
@@ -99,31 +96,34 @@ def test_a_block_that_is_seen_as_a_whole_takes_no_arguments(model):
     assert isolating(model, None) == {}
 
 
-def test_where_isolation_is_not_known_to_work_it_is_said(small_granite):
-    hybrid = loading.load_model(BaseConfig(small_granite), torch.float32)
-    assert can_isolate(hybrid, "sdpa") and can_isolate(dense(), "eager")
-    assert keeps_apart(hybrid) and keeps_apart(dense())
-    assert not keeps_apart(AutoModelForCausalLM.from_config(OPT).eval())
-    assert not can_isolate(hybrid, "flash_attention_2")
-    hybrid.config.model_type = "jamba"
-    assert not can_isolate(hybrid, "sdpa")
+OTHERS = {
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
+    "xglm": {"d_model": 32, "ffn_dim": 64, "num_layers": 2, "attention_heads": 4},
+    "gpt_oss": {"head_dim": 8, "num_local_experts": 4, "sliding_window": 5},
+    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "attn_layer_indices": [1]},
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 2,
+                   "layers_block_type": ["mamba", "attention"]},
+    "bloom": {"n_head": 4, "n_layer": 2},
+    "jamba": {"mamba_d_state": 4, "num_experts": 2, "attn_layer_offset": 0, "attn_layer_period": 2},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("kind", "sizes"),
-    [
-        ("bamba", {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "attn_layer_indices": [1]}),
-        ("nemotron_h", {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 2,
-                        "layers_block_type": ["mamba", "attention"]}),
-    ],
-)  # fmt: skip
-def test_other_hybrids_keep_documents_apart_in_their_mamba_layers(kind, sizes):
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_models_keep_documents_apart_where_trying_finds_a_way(kind, block):
     torch.manual_seed(0)
-    sizes |= {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
-    hybrid = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes)).eval()
-    mamba.install(hybrid)
-    assert can_isolate(hybrid, "sdpa") and keeps_apart(hybrid)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes | OTHERS[kind])).eval()
+    mamba.install(model)
+    choose_isolation(model)
+    inputs, labels, documents = block
+    assert can_isolate(model) == (kind not in ("bloom", "jamba"))
+    if not can_isolate(model):
+        assert isolating(model, documents) == {}  # nor do positions begin anew
+        return
+    together = token_nats(model, inputs, labels, documents)
+    for ids, targets, (row, part) in alone(inputs, labels):
+        assert_rounded(together[row, part], token_nats(model, ids, targets)[0], OF_GRANITE)
 
 
 # On a CPU
