@@ -121,13 +121,6 @@ class Controller(Protocol[StateT]):
 STORED_AS = {"lam": "lambda", "lams": "lambdas", "lr_sum": "travel"}
 """Fields that have other names in checkpoints and in ``scu_config.json``."""
 
-FORMERLY = {"lam": "reg_strength", "lams": "strengths"}
-"""Their names in the checkpoints of earlier versions."""
-
-
-GONE = {"best_scale", "best_scale_error", "best_scale_training"}
-"""Fields that states of earlier versions have, and none has now."""
-
 
 def as_stored(values: Mapping[str, Any]) -> dict[str, Any]:
     """What ``dataclasses.asdict`` made of a state, under the names that files have."""
@@ -155,10 +148,8 @@ def restored(state: StateT, mapping: Mapping[str, Any]) -> StateT:
 def by_field(kind: type, mapping: Mapping[str, Any]) -> dict[str, Any]:
     """What ``as_stored`` made of a dataclass of that kind, under the names of its fields again."""
     own = {field.name for field in fields(kind)}
-    called = {stored: name for table in (STORED_AS, FORMERLY) for name, stored in table.items()}
-    return {
-        name if name in own else called.get(name, name): value for name, value in mapping.items() if name not in GONE
-    }
+    called = {stored: name for name, stored in STORED_AS.items()}
+    return {name if name in own else called.get(name, name): value for name, value in mapping.items()}
 
 
 def _as_tuples(value: Any) -> Any:
