@@ -11,15 +11,16 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.config.settings import SHORT_PRECISIONS
+from granite_scu.config.settings import SHORT_PRECISIONS, BaseConfig
 from granite_scu.control.diagnostics import ceiling
 from granite_scu.data.tokens import templates
 from granite_scu.hardware import machine as machines
-from granite_scu.hardware import presets
+from granite_scu.hardware import peaks, presets
 from granite_scu.hardware.detection import Device
 from granite_scu.model import flops, loading, saved_adapter, step_time
 from granite_scu.model.mamba2 import kernels
-from granite_scu.training import memory_budget
+from granite_scu.training import defaults, memory_budget
+from granite_scu.training.prepared_run import OF_PRINTED, RunLength
 from granite_scu.training.resume import Resume
 
 log = logging.getLogger(__name__)
@@ -135,6 +136,31 @@ def settle_machine(request: Request, model: Base, card: Device | None) -> tuple[
     taken, instead = SHORT_PRECISIONS[precision], SHORT_PRECISIONS[other]
     why = f"a step measured here takes {seconds[precision] / seconds[other]:.2f} times as long as in {instead}"
     return request, replace(machine, precision=precision), [f"--precision {taken}: {why}"]
+
+
+def compile_where_it_pays(
+    request: Request, machine: machines.Machine, model: Base, length: RunLength, asked: BaseConfig
+) -> tuple[Request, machines.Machine, list[str]]:
+    """Request and machine with the model compiled or not, by ``defaults.compiles``; and why, where nobody chose.
+
+    All processes decide the same, as nothing is measured.
+
+    Args:
+        request: of a run.
+        machine: which may compile.
+        model: the base.
+        length: of the run.
+        asked: what was asked for of the base.
+    """
+    chosen = asked.compile is not None or asked.gradient_checkpointing == "selective"
+    if not machine.compiled or chosen or "base.compile_mode" in request.given:
+        return request, machine, []
+    peak = peaks.printed_peak(machine.device, machine.precision, machine.tf32)
+    flops = length.steps * length.tokens_per_step * model.size.flops_per_token / machine.world_size
+    micro_batches = length.steps * request.trainer.accumulate_grad_batches
+    layers = getattr(model.config, "num_hidden_layers", 0)
+    choice = defaults.compiles(flops / (OF_PRINTED * peak.flops) if peak else 0.0, micro_batches, layers)
+    return request.with_values({choice.key: choice.value}), replace(machine, compiled=choice.value), [choice.why]
 
 
 def faster(seconds: Mapping[str, float]) -> str:

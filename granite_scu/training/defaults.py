@@ -16,7 +16,7 @@ from granite_scu.config.settings import (
     MIN_BLOCK,
     usual_every,
 )
-from granite_scu.control.units import counted
+from granite_scu.control.units import counted, duration
 
 MIN_STEPS = 100
 """Optimizer steps that a run has where its data make so many, for an adapter to learn in."""
@@ -60,6 +60,14 @@ that left fewer ticks."""
 
 VALIDATED = 50
 """Micro-batches of the guides' size that a validation reads at most."""
+
+COMPILING, SAVED = 110.0, 1.7
+"""Seconds that a GPU's layers take to compile, as Granite-4.0-H-1B's on an H200; and those that each second of compiled
+steps then saves: 55,300 tokens are counted in it, and 20,200 of layers that are not (docs/research/benchmarks.md)."""
+
+SAVED_BY_LAUNCHES = 0.002
+"""Seconds that a compiled layer saves in each micro-batch, however few its tokens: it launches 73 kernels and not 508,
+as counted there, each in about 5 microseconds."""
 
 
 FITTED = (
@@ -147,6 +155,21 @@ def block_size(text: Text, usual: Usual, processes: int = 1) -> Choice | None:
             least, why = max(least, of_text), f"the text has {text.tokens:,}"
     block = 1 << math.ceil(math.log2(least))
     return Choice("data.block_size", block, f"blocks of {block} tokens: {why}") if block < usual.block else None
+
+
+def compiles(seconds: float, micro_batches: int, layers: int) -> Choice:
+    """Whether layers that can be compiled are, where nobody says so: where that takes less time than it saves.
+
+    Args:
+        seconds: that the run's steps take compiled, by their operations; 0 where nobody knows.
+        micro_batches: of a process in the run.
+        layers: of the model.
+    """
+    saved = max(SAVED * seconds, SAVED_BY_LAUNCHES * micro_batches * layers)
+    pays = saved > COMPILING
+    saves = f"{'saves' if pays else 'would save'} about {duration(saved)}"
+    why = f"compiling takes about {duration(COMPILING)}, and {saves} of this run"
+    return Choice("base.compile", pays, f"--torch-compile {'on' if pays else 'off'}: {why}")
 
 
 def _power_of_two(most: int) -> int:

@@ -21,11 +21,10 @@ from granite_scu.training import memory_budget
 from granite_scu.training.callbacks.samples import MAX_SECONDS
 from granite_scu.training.early_checks import check_folder, check_loggers
 from granite_scu.training.preflight import out_of_proportion, out_of_reach, run_warnings
-from granite_scu.training.prepared_run import PreparedRun, validations
+from granite_scu.training.prepared_run import OF_PRINTED, PreparedRun, validations
 
-OF_MEASURED, OF_PRINTED = 0.3, 0.2
-"""Share that a training step is assumed to reach of the rate of matrix products: of the rate measured on this machine,
-and of the one that the vendor prints, of which the presets expect a fifth too."""
+OF_MEASURED = 0.3
+"""Share that a training step is assumed to reach of the rate of matrix products that is measured on this machine."""
 
 MAX_SHOWN = 256
 """Blocks of the first micro-batch that a plan makes."""

@@ -23,6 +23,10 @@ from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.resume import FILES, TEXT, Resume, settings_that_affect_numbers
 
+OF_PRINTED = 0.2
+"""Share that a training step is assumed to reach of the rate of matrix products that the vendor prints; the presets
+expect a fifth too."""
+
 
 @dataclass(frozen=True)
 class RunLength:

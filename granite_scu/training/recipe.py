@@ -15,7 +15,7 @@ from granite_scu.hardware.detection import Device
 from granite_scu.storage.run_folder import BEST_ADAPTER, RunFolder
 from granite_scu.training import batch_size, general_data, memory_budget
 from granite_scu.training.assembly import assemble
-from granite_scu.training.base import open_base, settle_machine
+from granite_scu.training.base import compile_where_it_pays, open_base, settle_machine
 from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.continuing import check_base, check_continued, check_resumable, run_to_its_end
 from granite_scu.training.controller import settle_law
@@ -59,6 +59,7 @@ def prepare(
 
     # The model, not yet loaded, and the machine: what is wrong with the request itself has been said by then.
     request, base = open_base(request, resume, tokenizer)
+    asked = request.base
     request, machine, measured = settle_machine(request, base, card)
 
     # The text, and what nobody gave of blocks, steps and rate, fitted to it.
@@ -69,14 +70,18 @@ def prepare(
     check(wanted is None or wanted >= size, "--data.train_tokens", wanted, f"must be at least a block of {size}")
     base = base._replace(size=base.size.in_blocks(request.base.name, block, size))
 
+    # N and the length of the run, and whether it is long enough for its layers to be compiled.
+    length = length_of(request, data.train.n_blocks, data.n_tokens, machine.world_size)
+    request, machine, why = compile_where_it_pays(request, machine, base, length, asked)
+    data.uniform_batches = machine.compiled
+
     # The micro-batch that is predicted to fit, and whether activations have to be recomputed for it.
     request = batch_size.fit_to_memory(request, machine)
     data.config = replace(data.config, batch_size=request.data.batch_size)
     at_once = (data.config.eval_batch_size or data.config.batch_size) * machine.world_size
     data.check_validation(request.trainer.limit_val_batches * at_once)
 
-    # N and the length of the run, the law of lambda, and the general text that drift is held on.
-    length = length_of(request, data.train.n_blocks, data.n_tokens, machine.world_size)
+    # The law of lambda, and the general text that drift is held on.
     request, law = settle_law(request, length.steps)
     general = general_data.read(request, resume, data, base.tokenizer, base.rows, machine.sharded)
     run = PreparedRun(
@@ -93,7 +98,7 @@ def prepare(
         growth=base.growth(request, length.n_tokens),
         controller=law,
         general=general,
-        chosen=[*measured, *chosen],
+        chosen=[*measured, *chosen, *why],
     )
     if resume:
         check_continued(run, resume)

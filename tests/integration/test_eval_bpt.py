@@ -273,7 +273,7 @@ def test_what_is_no_run_adapter_or_model(score, tmp_path, run):
     assert "is a file" in refused_line(score, file)
     assert f"no such folder in {tmp_path}" in refused_line(score, run, tmp_path / "unknown")
     assert "nobody/nothing: there is no such folder, and as a hub id it cannot be" in refused_line(
-        score, "nobody/nothing"
+        score, "nobody/nothing", "--data-dir", "stdlib-docs"
     )
     assert "is named twice" in refused_line(score, run, run / "." / "checkpoint-6" / "..")
     unfinished = tmp_path / "unfinished"

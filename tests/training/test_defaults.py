@@ -9,7 +9,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.model.loading import load_model_config, load_tokenizer
-from granite_scu.training.defaults import Cut, Text, Usual, block_size, settle
+from granite_scu.training.defaults import Cut, Text, Usual, block_size, compiles, settle
 from granite_scu.training.fitting import build_data, fit_to_text
 
 GUIDES, CPU, T4, A100 = Usual(8, 4, 1024), Usual(2, 8, 1024), Usual(3, 11, 768), Usual(8, 8, 2048)
@@ -131,6 +131,15 @@ def test_what_is_given_is_kept(given):
         assert found["trainer.max_steps"] == math.ceil(10 * found["blocks"] / in_a_step)
     if "data.num_epochs" in given:
         assert "trainer.max_steps" not in found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "micro_batches", "compiled"),
+    [(2, 100, False), (0, 100, False), (1000, 100, True), (30, 5000, True), (0, 5000, True)],
+)
+def test_layers_are_compiled_where_the_run_saves_more_than_that_takes(seconds, micro_batches, compiled):
+    choice = compiles(seconds, micro_batches, layers=40)
+    assert choice.value is compiled and f"--torch-compile {'on' if compiled else 'off'}: " in choice.why
 
 
 def test_few_epochs_say_why_a_step_is_small():
