@@ -29,7 +29,7 @@ from granite_scu.hardware import presets
 from granite_scu.hardware.machine import resolve_request
 from granite_scu.model.loading import load_tokenizer
 from granite_scu.model.mamba2 import kernels
-from granite_scu.storage.run_folder import RunFolder
+from granite_scu.storage.run_folder import WEIGHTS, RunFolder
 from granite_scu.training import plan, recipe
 from granite_scu.training.callbacks.samples import Samples
 from granite_scu.training.output_folder import is_main, logged_from_here
@@ -151,13 +151,15 @@ def carry_out(run: PreparedRun, resume: str, resume_command: str) -> dict:
 
 def _score(request: Request, split: str) -> dict:
     """Bits per token of a split under the base model and under the run folder's adapter."""
+    folder = RunFolder(request.run.output_dir).path
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(f"--run.output_dir {folder}: holds no {WEIGHTS}; run fit first")
     machine = resolve_request(request)
     kernels.check(machine.kernels, machine.accelerator)
     data = recipe.build_data(request)
     if not data.holds_out(split):
         raise UserError(f"--held-out-share 0: nothing is held out for {split}; name a file by --{split}-data")
     data.prepare(templates.of_data(load_tokenizer(request.base.name), request.data))
-    folder = RunFolder(request.run.output_dir).path
     if split not in request.data.files and documents_of(folder) != json.loads("".join(data.record())):
         raise UserError(f"{folder}: its text has changed since, and what it held out is not known; score it with eval")
     machine.claim(request.run.memory_fraction)

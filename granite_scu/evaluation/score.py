@@ -9,14 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED, BaseConfig
 from granite_scu.hardware.machine import Machine
 from granite_scu.model.adapters import load_adapted
 from granite_scu.model.description_length import bits
 from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels, autocast
 from granite_scu.model.loss import summed_nats
-from granite_scu.storage.run_folder import WEIGHTS
 
 _MULTIPLE = 16
 
@@ -102,11 +100,9 @@ def score_split(folder: Path, base: BaseConfig, machine: Machine, loader: Iterab
         split: its name.
 
     Raises:
-        UserError: there is no adapter, or it does not fit the base model.
+        UserError: the adapter does not fit the base model.
     """
     label, device = f"--run.output_dir {folder}", machine.torch_device
-    if not (folder / WEIGHTS).is_file():
-        raise UserError(f"{label}: holds no {WEIGHTS}; run fit first")
     base = replace(base, kernels=machine.kernels)
     dtype = WEIGHT_DTYPES[machine.precision]
     model, switches = load_adapted(base, {label: folder}, dtype, device, machine.attention)

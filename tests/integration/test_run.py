@@ -436,7 +436,7 @@ def test_a_dry_run_plans_for_a_card_that_is_not_here_and_a_run_is_refused(launch
     flags = ("--hardware", "gpu_3080", "--model", "tiny-granite-h", "--data-dir", corpus, "--block-size", 64)
     facts = json.loads(done(launch, *flags, "--dry-run", "--json"))
     assert (facts["device"], facts["device_is_here"]) == ("NVIDIA GeForce RTX 3080", False)
-    assert (facts["precision"], facts["compiled"]) == ("bf16-mixed", True)
+    assert (facts["precision"], facts["compiled"]) == ("bf16-mixed", False)  # for so few steps
     assert facts["memory_gib_allowed"] == pytest.approx(0.9 * 9.6) and facts["time_s_estimate"] >= 0
     assert "no CUDA device" in refused_line(launch, *flags)
 
