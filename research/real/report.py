@@ -44,7 +44,7 @@ def drift(judgement: Judgement, console: Console) -> None:
     for what in ("test", "others", "right", "known"):
         if found := difference(what, weight, budget, judgement.finished):
             console.print(
-                f"so far, at the best rates that are run: {what} of {named(KL)} above {named(MIDDLE)}: {found}, "
+                f"at the best rates that are run: {what} of {named(KL)} above {named(MIDDLE)}: {found}, "
                 f"{len(found.by_task)} tasks, seeds: {found.seeds}"
             )
 
