@@ -18,8 +18,6 @@ SHELL = ("cli/main.py", "cli/*_commands.py", "cli/train.py")
 LAMBDA = ("control", "training", "integrations", "model/description_length.py", "model/drift.py")
 # Lines that are seen at once.
 SCREEN = 45
-# What lambda is called in the checkpoints of earlier versions: one table may name it.
-FORMERLY = ("reg_strength", "strengths")
 
 
 @cache
@@ -89,9 +87,9 @@ def passage(package: Path, setting: str) -> set[Path]:
 def names_of_lambda(package: Path) -> set[str]:
     """The identifiers that lambda has from law to gradient, without its bounds and settings."""
     files = [path for path in package.rglob("*.py") if f"{path.relative_to(package)}".startswith(LAMBDA)]
-    found = Counter(word for path in files for word in {*words(path)} if word.isidentifier())
+    found = {word for path in files for word in words(path) if word.isidentifier()}
     mine = {word for word in found if {"lam", "lambda", "strength", "strengths"} & {*word.split("_")}}
-    return {word for word in mine if not (word.startswith("lambda_") or (word in FORMERLY and found[word] == 1))}
+    return {word for word in mine if not word.startswith("lambda_")}
 
 
 def helpers(package: Path) -> set[str]:

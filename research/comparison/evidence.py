@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from granite_scu.config.errors import UserError
-from granite_scu.control.laws.base import FORMERLY
 from research.comparison.protocol import EVAL_STEPS, PRECISION, TRAINING, VALIDATION_TOKENS, Task
 from research.comparison.record import BASE, fault, outcome
 from research.laws import LAWS
 from research.laws.auto import AUTO, AutoSetpoint
 from research.run_store import RunStore
+
+FORMERLY = {"lam": "reg_strength", "lams": "strengths"}
+"""Names of fields in the keys of runs."""
 
 VERSION = 2
 """Counts up when the same settings come to mean another run under every law: when the training changes. Those of
