@@ -279,7 +279,7 @@ class BaseConfig(Group):
             elsewhere; ``cuda`` insists on compiled ones; ``hub`` fetches, and insists on, the hub's.
         gradient_checkpointing: recompute activations in the backward pass, about 30 % slower; selective, of a compiled
             model all but products, about 5 %; null takes what the run is predicted to fit with, fastest first.
-        compile: compile the decoder's layers (torch.compile); null does on a GPU with Triton.
+        compile: compile the decoder's layers (torch.compile); null does on a GPU with Triton if that saves time.
         compile_mode: mode of torch.compile; max-autotune without CUDA graphs.
     """
 
