@@ -14,7 +14,7 @@ from granite_scu.evaluation import answers, general_text, general_writing
 from granite_scu.evaluation.general_text import GeneralText
 from granite_scu.model import base_digest
 from granite_scu.model.compilation import evaluation_mode
-from granite_scu.storage.run_folder import GENERAL
+from granite_scu.storage.run_folder import GENERAL, TRAINING_CONFIG, read_if_there
 from granite_scu.storage.working_folder import matches
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun
@@ -54,6 +54,9 @@ def read(
         if gone:
             log.warning("--general-data %s: is not there; the run goes by its own copy, %s", " ".join(files), kept)
         if gone or not files or " ".join(files) == before.source:
+            recorded = read_if_there(kept.with_name(TRAINING_CONFIG)).get("drift", {})
+            if (tokens := asked.general_tokens) != recorded.get("general_tokens", tokens):
+                log.warning("--general-tokens %d: has no effect, for the run goes by the text it has, %s", tokens, kept)
             return _as_before(before, resume)
     if files:
         division = getattr(data, "division", None)  # a stream has none

@@ -11,6 +11,7 @@ from granite_scu.config.settings import TINY_MODEL
 from granite_scu.data.tokens.templates import with_template
 from granite_scu.evaluation.general_text import Document, GeneralText
 from granite_scu.model.loading import load_tokenizer
+from granite_scu.storage.run_folder import TRAINING_CONFIG
 from granite_scu.training import general_data
 from granite_scu.training.recipe import prepare
 from granite_scu.training.resume import Resume
@@ -68,7 +69,7 @@ def test_it_is_told_before_a_model_is_loaded(asked, given, words, caplog):
         (False, "other.jsonl", "--general-data .*other.jsonl: is not the general text .*; give --general-data auto"),
     ],
 )
-def test_a_run_that_is_continued_takes_no_other_general_text(tmp_path, edited, named, words):
+def test_a_run_that_is_continued_takes_no_other_general_text(tmp_path, caplog, edited, named, words):
     tokenizer, file = load_tokenizer(TINY_MODEL), tmp_path / "general.jsonl"
     documents = tuple(Document((1, number + 2), (False, True)) for number in range(2000))
     text = GeneralText(documents, "auto")
@@ -77,7 +78,9 @@ def test_a_run_that_is_continued_takes_no_other_general_text(tmp_path, edited, n
     if edited:
         file.write_text(file.read_text().splitlines()[0] + "\n")
     resume = Resume(tmp_path / "checkpoint-12", {"callbacks": {"DriftMeter": {"general": text.digest}}}, in_place=True)
-    general = {"drift.general_data": str(tmp_path / named)} if named else {}
+    (tmp_path / TRAINING_CONFIG).write_text('{"drift": {"general_tokens": 8192}}')
+    general = {"drift.general_data": str(tmp_path / named)} if named else {"drift.general_tokens": 4096}
     request = Request.from_dotted({"data.path": str(tmp_path), "drift.max_drift": "2%"} | general)
     with pytest.raises(UserError, match=words) if words else nullcontext():
         assert general_data.read(request, resume, None, tokenizer, None, sharded=False) == text
+    assert ("--general-tokens 4096: has no effect" in caplog.text) == (not named)
