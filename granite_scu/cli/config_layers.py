@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from granite_scu.cli.yaml_files import checked, leaves, line_of, parse, read, without_removed_settings
+from granite_scu.cli.yaml_files import checked, leaves, line_of, parse, read
 from granite_scu.config import flags, settings, shipped
 from granite_scu.config.errors import UserError
 from granite_scu.config.launcher import launched_processes
@@ -200,8 +200,7 @@ def of_file(name: str) -> Layer:
             along = ", ".join(sorted(path.stem for path in shipped.folder().glob("*.yaml")))
             raise UserError(f"--config {name}: there is no such file, and none of that name comes along ({along})")
     root = checked(name, text)
-    content = without_removed_settings(name, parse(text))
-    values = dict(leaves(content))
+    values = dict(leaves(parse(text)))
     lines = {key: line_of(root, key) for key in values}
     for key, value in values.items():
         check_key(key, origin, lines[key], value)

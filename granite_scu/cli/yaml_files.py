@@ -36,24 +36,8 @@ _PLAIN = ("map", "seq", "str", "int", "float", "bool", "null", "merge")
 _DEEPEST = 20
 """Mappings and lists inside one another. Settings have four."""
 
-
-GONE = {
-    "target_kl": "kl:KL and --controller-args target_kl={}",
-    "cpr_bound": "cpr:CPR and --controller-args cpr_bound={}",
-    "cpr_warmup": "cpr:CPR and --controller-args cpr_warmup={}",
-    "replay": "replay:Replay and --controller-args with the steps and lams of {}",
-}
-"""Settings of ``control`` that runs of 0.1 have in their files, and the laws in research/ that have them now."""
-
-_USUAL = {"strategy": "auto", "devices": 1, "num_nodes": 1, "check_val_every_n_epoch": 1, "inference_mode": True,
-          "use_distributed_sampler": True, "enable_autolog_hparams": True}  # fmt: skip
-"""Defaults of Lightning's Trainer that runs of 0.1 have in their files; of its other settings they are null or 0."""
-
-
 OF_A_RUN = {"control.controller", "control.actuator", "control.measure"}
 """Keys that the file of a run has, which has all, and hardly one that somebody wrote."""
-
-_CHANGED = ("control", "trainer")
 
 
 def check_plain(path: Path, asked: Collection[str] = ()) -> dict[str, Any]:
@@ -94,31 +78,6 @@ def check_plain(path: Path, asked: Collection[str] = ()) -> dict[str, Any]:
                     "--config, or take it out of this one"
                 )
     return content
-
-
-def without_removed_settings(name: str, content: Any) -> Any:
-    """What a file holds; where an earlier version wrote it, without what is no more.
-
-    Raises:
-        UserError: such a setting has a value.
-    """
-    groups = content if isinstance(content, dict) else {}
-    control, trainer = (dict(groups[name]) if isinstance(groups.get(name), dict) else {} for name in _CHANGED)
-    gone = {name: control.pop(name) for name in sorted(GONE.keys() & control.keys())}
-    for setting, value in gone.items():
-        if value is not None:
-            law = f"--controller research.laws.{GONE[setting].format(value)}"
-            raise UserError(f"--config {name}: control.{setting} is no setting any more; take it out, and give {law}")
-    if control.get("target_s") == "auto":  # the default of before; pi asks for a share, unless a budget is given
-        gone["target_s"], control["target_s"] = "auto", None
-    unset = [name for name, value in trainer.items() if not value or value == _USUAL.get(name)]
-    for setting in unset if dict(leaves(groups)).keys() >= OF_A_RUN else ():  # in the user's own file it is a slip
-        if f"trainer.{setting}" not in flags.HINTS:
-            gone[setting] = trainer.pop(setting)
-    if isinstance(batches := trainer.get("limit_val_batches"), float) and batches.is_integer():
-        gone["limit_val_batches"], trainer["limit_val_batches"] = batches, int(batches)
-    changed = {name: group for name, group in zip(_CHANGED, (control, trainer), strict=True) if group or name in groups}
-    return {**groups, **changed} if gone else content
 
 
 def read(path: str) -> str:

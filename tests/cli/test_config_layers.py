@@ -164,7 +164,7 @@ def test_whatever_jsonargparse_reads_is_read(tmp_path, content):
     assert script("--test-run", "--config", str(path)).data.batch_size == 3
 
 
-def test_a_slip_in_the_users_own_file_is_no_default_of_an_earlier_version(tmp_path):
+def test_a_slip_in_a_file_is_named_with_its_line(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("trainer: {max_stepz: 0}\n")
     line = f"--config {path}:1: there is no setting trainer.max_stepz; did you mean trainer.max_steps?"
@@ -316,39 +316,6 @@ def test_a_run_with_callbacks_continues_with_those_of_a_file_that_is_given(tmp_p
 
 
 CONTINUES = ("--resume-from-checkpoint", "last")
-
-
-def test_a_run_of_an_earlier_version_is_continued(tmp_path):
-    """Its file has settings that are no more; where it gave one a value, the run cannot be the same without."""
-    written = yaml.safe_load(script("--test-run").yaml)
-    written["control"] |= {
-        "target_s": 0.02,
-        "target_kl": None,
-        "cpr_bound": None,
-        "cpr_warmup": None,
-        "replay": None,
-        "kp": 3.0,
-    }
-    written["trainer"] |= {"strategy": "auto", "overfit_batches": 0.0, "min_steps": None, "limit_val_batches": 10.0}
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(written))
-    assert script("--output-dir", str(tmp_path), *CONTINUES).control.kp == 3.0
-    assert module("--config", str(file)).control.kp == 3.0
-    written["control"]["controller"] = "kl"
-    file.write_text(yaml.safe_dump(written))
-    with pytest.raises(UserError, match="--controller kl: no controller is called 'kl'"):
-        module("--config", str(file))
-    written["control"] |= {"controller": "none", "target_s": "auto"}
-    file.write_text(yaml.safe_dump(written))
-    assert script("--output-dir", str(tmp_path), *CONTINUES).control.target_s is None
-    written["control"]["controller"] = "pi"
-    file.write_text(yaml.safe_dump(written))
-    with pytest.raises(UserError, match="give --target-s, a share"):
-        module("--config", str(file))
-    written["control"] |= {"target_s": 0.02, "cpr_warmup": 4}
-    file.write_text(yaml.safe_dump(written))
-    with pytest.raises(UserError, match=r"cpr_warmup is no setting any more; .*laws\.cpr:CPR .*cpr_warmup=4"):
-        script("--output-dir", str(tmp_path), *CONTINUES)
 
 
 @pytest.mark.parametrize("resume", [CONTINUES, ("--run.resume", "last"), ("--run.resume=last", "--run.keep=2")])
