@@ -12,9 +12,9 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+from transformers.core_model_loading import revert_weight_conversion
 
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import BaseConfig
@@ -53,9 +54,6 @@ _WRITTEN = re.compile(
     r"|model.*\.safetensors|README\.md|\w+\.model|(merges|vocab)\.txt|chat_template\.jinja|additional_chat_templates"
 )
 """What a merge writes. Whatever else is in the folder is the user's."""
-
-_OLD_NAMES = {"gate_up_proj": "input_linear.weight", "down_proj": "output_linear.weight"}
-"""What the files of Granite's mixtures call the stacks of experts: transformers renames them as it loads."""
 
 CPU = torch.device("cpu")
 
@@ -98,23 +96,30 @@ class Merger:
         self.updates = adapter.updates(base.name)
         self.source = finding.download(base.name)
         self.shards = {file.name: _tensors_of(file) for file in weight_files(self.source, base.name)}
-        adapted = {layer: update.weight for layer, update in self.updates.items()}
-        weights = {layer: f"{layer}.weight" for layer in self.quantised} | adapted
-        self.weight_names = {self._stored(weight): layer for layer, weight in weights.items()}
+        self.model = loading.meta_model(str(self.source))
+        weights = {layer: f"{layer}.weight" for layer in self.quantised}
+        weights |= {layer: update.weight for layer, update in self.updates.items()}
+        self.layers = {
+            name: layer
+            for layer, weight in weights.items()
+            for name in self._as_stored(weight, self.model.get_parameter(weight))
+        }
 
-    def _stored(self, name: str) -> str:
-        """The name that a weight has in the base's files, which may leave out or add the model's prefix."""
+    def _as_stored(self, weight: str, values: Tensor) -> dict[str, Tensor]:
+        """A parameter's values, or what is added to them, by the names of the base's files, as transformers saves them.
+
+        Those may leave out or add the model's prefix, be another version's, or have one matrix for each expert.
+        """
         stored = {tensor for tensors in self.shards.values() for tensor in tensors}
-        container, _, parameter = name.rpartition(".")
-        old = f"{container.removesuffix('.experts')}.{_OLD_NAMES[parameter]}" if parameter in _OLD_NAMES else name
-        for each in (name, old):
-            for candidate in (each, each.removeprefix("model."), f"model.{each}"):
-                if candidate in stored:
-                    return candidate
-        raise UserError(
-            f"{self.base.name}: its files hold no {name}; transformers makes it of others when it loads the model, so "
-            "it cannot be merged into matrix by matrix"
-        )
+        found, prefix = {}, f"{self.model.base_model_prefix}."
+        for name, part in revert_weight_conversion(self.model, {weight: values}).items():
+            if not (names := stored & {name, name.removeprefix(prefix), prefix + name}):
+                raise UserError(
+                    f"{self.base.name}: its files hold no {name}; transformers makes it of others when it loads the "
+                    "model, so it cannot be merged into matrix by matrix"
+                )
+            found[names.pop()] = part
+        return found
 
     def check_out(self, overwrite: bool) -> None:
         """Refuse a folder that must not be written to, and a disk that is too full.
@@ -170,7 +175,7 @@ class Merger:
                 with console.status("comparing with base and adapter"):
                     found = merge_check.compare(self.adapter, self.base, tokenizer, folder, in_fp32, self.device)
             record = self._record(found)
-            (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            _write_json(folder / RECORD, record)
             (folder / "README.md").write_text(_card(record, self._kind()), encoding="utf-8")
         for line in (f"{_what_was_merged(record)}: {self.out}", _how_it_compares(record), *_warnings(record)):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
@@ -211,36 +216,48 @@ class Merger:
             self.adapter.open() as factors,
             Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
         ):
-            task = progress.add_task("merging", total=sum(map(len, self.shards.values())))
+            task, size = progress.add_task("merging", total=sum(map(len, self.shards.values()))), 0
+            # Of two, as the parts of both stacks of a layer's experts take turns.
+            update = lru_cache(maxsize=2)(partial(self._update, factors))
             for shard, names in self.shards.items():
                 tensors = {}
                 with safe_open(self.source / shard, "pt") as file:
                     metadata = file.metadata()
                     for name in names:
-                        tensors[name] = self._merged(name, file.get_tensor(name), factors, dtype, in_fp32)
+                        tensors[name] = self._merged(name, file.get_tensor(name), update, dtype, in_fp32)
+                        size += tensors[name].nbytes
                         progress.advance(task)
                 save_file(tensors, folder / shard, metadata)
-        for name in (*([] if SINGLE in self.shards else [INDEX]), "config.json", GENERATION):
+        for name in ("config.json", GENERATION):
             if (self.source / name).is_file():
                 shutil.copyfile(self.source / name, folder / name)
+        if SINGLE not in self.shards:
+            index = read_json(self.source / INDEX)
+            _write_json(folder / INDEX, index | {"metadata": index.get("metadata", {}) | {"total_size": size}})
         if in_fp32:
             config = read_json(folder / "config.json")
             config = {key: value for key, value in config.items() if key != "torch_dtype"} | {"dtype": "float32"}
-            (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            _write_json(folder / "config.json", config)
 
-    def _merged(self, name: str, weight: Tensor, factors: Any, dtype: torch.dtype, in_fp32: bool) -> Tensor:
-        layer = self.weight_names.get(name)
+    def _update(self, factors: Any, layer: str) -> dict[str, Tensor]:
+        """What the adapter adds to a layer, by the names of the base's files."""
+        update = self.updates[layer]
+        a, b = (factors.get_tensor(factor).float() for factor in update.factors)
+        if update.experts:
+            a, b = by_expert(a, b, update.experts)
+        return self._as_stored(update.weight, update.scale * (b @ a))
+
+    def _merged(
+        self, name: str, weight: Tensor, update: Callable[[str], dict[str, Tensor]], dtype: torch.dtype, in_fp32: bool
+    ) -> Tensor:
+        layer = self.layers.get(name)
         kept = torch.float32 if in_fp32 and weight.is_floating_point() else weight.dtype
         if layer is None:
             return weight.to(kept)
         seen = round_to_4_bits(weight, dtype, self.device) if layer in self.quantised else weight
         if layer not in self.updates:
             return seen.to(kept)
-        update = self.updates[layer]
-        a, b = (factors.get_tensor(factor).float() for factor in update.factors)
-        if update.experts:
-            a, b = by_expert(a, b, update.experts)
-        merged = (seen.float() + update.scale * (b @ a)).to(kept).contiguous()
+        merged = (seen.float() + update(layer)[name]).to(kept).contiguous()
         if not bool(torch.isfinite(merged).all()):
             if not bool(torch.isfinite(weight).all()):
                 raise UserError(f"--model {self.base.name}: {name} holds NaN or infinity; download it again")
@@ -291,7 +308,11 @@ def _end_with_turns(file: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     ends = settings.get("eos_token_id", of_model)
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if end is not None and end not in ends:
-        file.write_text(json.dumps(settings | {"eos_token_id": [*ends, end]}, indent=2) + "\n", encoding="utf-8")
+        _write_json(file, settings | {"eos_token_id": [*ends, end]})
+
+
+def _write_json(file: Path, value: dict[str, Any]) -> None:
+    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def _what_was_merged(record: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ import yaml
 from outcomes import refusal
 from rounding import OF_SMALL, assert_rounded
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from granite_scu.cli.console import make_console
 from granite_scu.config.errors import RunFailed, UserError
@@ -38,6 +38,10 @@ TOKENS = torch.arange(2, 40)[None]
 
 def plain(folder):
     return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def tensors_of(folder):
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
 @torch.no_grad()
@@ -102,20 +106,21 @@ def test_it_is_what_peft_makes_of_it(small_granite, make_adapter, merge, setting
 
 
 def test_a_base_in_bf16_is_rounded_once_or_not_at_all(small_granite, make_adapter, merge, tmp_path):
-    base = tmp_path / "bf16"
-    plain(small_granite).bfloat16().save_pretrained(base)
+    base, name = tmp_path / "bf16", "model.layers.0.mamba.in_proj"
+    plain(small_granite).bfloat16().save_pretrained(base, max_shard_size="20KB")
     folder = make_adapter(base)
-    merged, factors = load_file(merge(folder, base) / "model.safetensors"), load_file(folder / saved_adapter.WEIGHTS)
-    name = "model.layers.0.mamba.in_proj"
+    weight = tensors_of(base)[f"{name}.weight"]
+    merged, factors = tensors_of(merge(folder, base)), load_file(folder / saved_adapter.WEIGHTS)
     a, b = (factors[f"base_model.model.{name}.lora_{factor}.weight"].float() for factor in "AB")
-    weight = load_file(base / "model.safetensors")[f"{name}.weight"]
     assert merged[f"{name}.weight"].dtype == torch.bfloat16
     assert torch.equal(merged[f"{name}.weight"], (weight.float() + 2 * (b @ a)).bfloat16())
     exact = merge(folder, base, in_fp32=True)
-    tensors = load_file(exact / "model.safetensors")
+    tensors = tensors_of(exact)
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
     assert torch.equal(tensors[f"{name}.weight"], weight.float() + 2 * (b @ a))
     assert plain(exact).dtype == torch.float32  # which from_pretrained takes from the configuration
+    index = json.loads((exact / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in tensors.values())
 
 
 @pytest.mark.parametrize("kind", ["sharded", "unprefixed", "both"])
@@ -143,6 +148,32 @@ def test_the_files_of_the_base_stay_as_they_are(small_granite, make_adapter, mer
         assert (out / index.name).read_bytes() == index.read_bytes()
     expected = logits(peft.PeftModel.from_pretrained(plain(base), folder))
     assert_rounded(logits(plain(out)), expected, OF_SMALL)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "experts", "stored"),
+    [
+        ("granitemoe", {}, ["experts.gate_up_proj", "experts.down_proj"], "block_sparse_moe.input_linear.weight"),
+        ("mixtral", {}, ["experts.gate_up_proj", "experts.down_proj"], "block_sparse_moe.experts.3.w1.weight"),
+        ("nemotron_h", {"layers_block_type": ["mlp", "attention"], "head_dim": 8}, None, "mixer.up_proj.weight"),
+    ],
+)
+def test_what_transformers_renames_or_joins_is_stored_as_before(
+    make_adapter, merge, tmp_path, kind, settings, experts, stored
+):
+    """Nemotron-H's files have another prefix, and a mixture's one matrix for each expert, or another name."""
+    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    base = tmp_path / kind
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **heads, **settings)).save_pretrained(base)
+    folder = make_adapter(base, target_modules=["q_proj", "up_proj"], target_parameters=experts)
+    out = merge(folder, base)
+    before, after = tensors_of(base), tensors_of(out)
+    assert before.keys() == after.keys() and any(name.endswith(stored) for name in before)
+    assert all((before[name] != after[name]).any() for name in before if name.endswith(stored))
+    adapted = peft.PeftModel.from_pretrained(plain(base), folder)
+    assert_rounded(logits(plain(out)), logits(adapted.merge_and_unload()), OF_SMALL)
 
 
 @needs_bitsandbytes
