@@ -33,7 +33,8 @@ def fork(arguments: list, log: Path, prepare: Callable[[], None] = lambda: None)
         log: what the child prints is added to it.
         prepare: called in the child before anything else.
     """
-    from granite_scu.cli import run_commands, train  # noqa: F401 (what the child would have to import itself)
+    from granite_scu.cli import train  # noqa: F401 (what the child would have to import itself)
+    from granite_scu.cli.main import main
 
     sys.stdout.flush()
     child = os.fork()
@@ -51,7 +52,7 @@ def fork(arguments: list, log: Path, prepare: Callable[[], None] = lambda: None)
         os.dup2(output, 2)
         sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)  # the parent's may lead elsewhere, under pytest say
         prepare()
-        code = run_commands.main([str(argument) for argument in arguments])
+        code = main(["train", *map(str, arguments)])
     finally:
         sys.stdout.flush()
         os._exit(code)

@@ -2,19 +2,24 @@
 
 from typing import NamedTuple
 
+from granite_scu.cli.exit_codes import HOW_TO_CONTINUE, NOTHING_WRITTEN
+from granite_scu.export.publish import AGAIN
+
 
 class Command(NamedTuple):
     """A command.
 
     Attributes:
         module: has ``add_arguments(parser)`` and ``run(options) -> exit code``, and perhaps ``EXAMPLES``; or, where it
-            reads its arguments itself, ``main(arguments, name) -> exit code`` and ``build_parser(name)``. Importing it
+            reads its arguments itself, ``run(name, arguments) -> exit code`` and ``build_parser(name)``. Importing it
             takes no second, so that ``--help`` does not either.
         meaning: what it does, in one line.
+        how_to_continue: how to continue after Ctrl-C.
     """
 
     module: str
     meaning: str
+    how_to_continue: str = NOTHING_WRITTEN
 
 
 _CLI = "granite_scu.cli"
@@ -28,8 +33,8 @@ COMMANDS = {
         "data": Command(f"{_CLI}.inspect_data", "show what a run would train on: counts, lengths, samples"),
     },
     "training": {
-        "train": Command(_RUN, "fine-tune a model on your text"),
-        "fit": Command(_RUN, "the same from YAML files and dotted keys (LightningCLI)"),
+        "train": Command(_RUN, "fine-tune a model on your text", HOW_TO_CONTINUE),
+        "fit": Command(_RUN, "the same from YAML files and dotted keys (LightningCLI)", HOW_TO_CONTINUE),
     },
     "after a run": {
         "runs": Command(f"{_CLI}.list_runs", "list the runs in a folder, and compare them"),
@@ -38,7 +43,7 @@ COMMANDS = {
         "eval": Command(f"{_CLI}.eval_bpt", "score base model and adapters on held-out text"),
         "generate": Command(f"{_CLI}.generate", "let base model and adapter continue a text, side by side"),
         "merge": Command(f"{_CLI}.merge", "write base model and adapter as one plain model"),
-        "publish": Command(f"{_CLI}.push_to_hf", "publish the adapter on the Hugging Face hub"),
+        "publish": Command(f"{_CLI}.push_to_hf", "publish the adapter on the Hugging Face hub", AGAIN),
         "validate": Command(_RUN, "score the saved adapter on the validation split"),
         "test": Command(_RUN, "score the saved adapter on the test split"),
     },

@@ -19,6 +19,7 @@ from granite_scu.cli.robust_stdout import open_what_is_closed
 from granite_scu.config.errors import FAILED, INTERRUPTED, TERMINATED, WRONG_REQUEST, RunFailed, Stopped, UserError
 from granite_scu.config.own_python import lacks
 from granite_scu.config.untrusted_input import printable
+from granite_scu.export.publish.leaks import redact
 
 NOTHING_WRITTEN = "nothing was written"
 NOTHING_KEPT = "nothing is kept; start the same command again"
@@ -56,16 +57,13 @@ _NO_HOME = "no home folder of this user is known, and a path needs it: set HOME,
 _NO_SUCH_HOME = "begins with ~ and no user of this machine is called what follows; write it out"
 
 
-def exit_code_of(
-    run: Callable[[], int], debug: bool, how_to_continue: str = HOW_TO_CONTINUE, wording: Callable[[str], str] = str
-) -> int:
+def exit_code_of(run: Callable[[], int], debug: bool, how_to_continue: str = HOW_TO_CONTINUE) -> int:
     """Call ``run``; an error, or somebody's stop, becomes one line and an exit code, with ``debug`` a traceback too.
 
     Args:
         run: returns the exit code.
         debug: whether to show tracebacks.
         how_to_continue: how to continue after Ctrl-C.
-        wording: takes out of what is printed what nobody may see.
 
     Returns:
         What ``run`` returned, 2 for a wrong request or its data, 1 for a run that failed, 130 for Ctrl-C, 143 for
@@ -93,12 +91,17 @@ def exit_code_of(
     except (Exception, KeyboardInterrupt, Stopped) as error:
         line, code = _line_and_code(error, how_to_continue)
         if debug:
-            print(wording("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+            print(_without_token("".join(traceback.format_exception(error))), end="", file=sys.stderr)
         if line:  # of several processes that stop together, one speaks
             asked_for = isinstance(error, KeyboardInterrupt | Stopped)  # and no error
             with suppress(OSError):  # there may be nobody left to read it
-                print(wording(("" if asked_for else "error: ") + _readable(line)), file=sys.stderr)
+                print(_without_token(("" if asked_for else "error: ") + _readable(line)), file=sys.stderr)
         return code
+
+
+def _without_token(text: str) -> str:
+    hub = sys.modules.get("huggingface_hub")  # without it nobody has read the token
+    return redact(text, hub.get_token() if hub else None)
 
 
 @contextmanager

@@ -24,12 +24,16 @@ EXAMPLES = (
 )
 
 
+ASKING = {"--dry-run", "--check-requirements", "--print-config", "--help", "-h", "--help-all"}
+"""Flags with which a command writes nothing."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit code."""
     arguments = without_local_rank(sys.argv[1:] if argv is None else list(argv))
-    return exit_codes.exit_code_of(
-        lambda: _run(*arguments), "--debug" in arguments, how_to_continue=exit_codes.NOTHING_WRITTEN
-    )
+    command = BY_NAME.get(arguments[0]) if arguments and ASKING.isdisjoint(arguments) else None
+    how_to_continue = command.how_to_continue if command else exit_codes.NOTHING_WRITTEN
+    return exit_codes.exit_code_of(lambda: _run(*arguments), "--debug" in arguments, how_to_continue)
 
 
 def _run(name: str = "--help", *arguments: str) -> int:
@@ -47,8 +51,8 @@ def _run(name: str = "--help", *arguments: str) -> int:
         raise UserError(_unknown(name))
     launcher.ranks()  # wrong ones are refused here: Lightning reads them as it is imported, and would fail there
     module = import_module(BY_NAME[name].module)
-    if hasattr(module, "main"):
-        return module.main(list(arguments), f"{PROGRAM} {name}")
+    if hasattr(module, "build_parser"):
+        return module.run(name, list(arguments))
     parser = build_parser(name)
     return module.run(parser.parse_intermixed_args([hyphenated(argument) for argument in arguments]))
 
@@ -58,8 +62,8 @@ def build_parser(name: str) -> argparse.ArgumentParser:
     command, prog = BY_NAME[name], f"{PROGRAM} {name}"
     module = import_module(command.module)
     if hasattr(module, "build_parser"):
-        return module.build_parser(prog)
-    meaning = f"{command.meaning[0].upper()}{command.meaning[1:]}."
+        return module.build_parser(name)
+    meaning = f"{command.meaning[0].upper()}{command.meaning[1:]}. {getattr(module, 'ABOUT', '')}".rstrip()
     examples = [f"{prog} {example}".rstrip() for example in getattr(module, "EXAMPLES", ())]
     parser = Parser(prog=prog, description=meaning, examples=examples, commonest=getattr(module, "COMMONEST", ()))
     module.add_arguments(parser)

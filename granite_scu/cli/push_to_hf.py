@@ -3,52 +3,67 @@
 import argparse
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from rich.console import Console
 from rich.table import Table
 
-from granite_scu.cli import exit_codes
-from granite_scu.cli.argument_parser import Parser, hyphenated, path
+from granite_scu.cli.argument_parser import path
 from granite_scu.config.errors import UserError
 from granite_scu.export.publish import hub, selection
-from granite_scu.export.publish.leaks import redact
 from granite_scu.storage.run_folder import TRAINING_CONFIG, read_json
 from granite_scu.storage.working_folder import found_from_here
 
 HEAD_ENDS = "## Control"
 """The heading at which a dry run stops showing the card: metadata and results are above it."""
 
-_DESCRIPTION = """\
-Publish the adapter of a finished run on the Hugging Face hub, in one commit, with a model card of what was measured.
+ABOUT = (
+    "It goes there in one commit, with a model card of what was measured. The token is that of HF_TOKEN or of "
+    "`hf auth login`; it is never asked for, printed or stored. Only adapter, adapter_config.json, tokenizer, card, "
+    "control.png and .svg and the scu_*.json are uploaded; --dry-run lists them."
+)
 
-The token is that of HF_TOKEN or of `hf auth login`; it is never asked for, printed or stored. Only adapter,
-adapter_config.json, tokenizer, card, control.png and .svg and the scu_*.json are uploaded; --dry-run lists them."""
-
-
-EXAMPLES = """
-examples:
-  granite-scu publish runs/mine --repo-id me/my-adapter --dry-run
-  granite-scu publish runs/mine --repo-id me/my-adapter --private
-  granite-scu publish runs/mine --repo-id me/my-adapter --revision v2 --yes
-"""
+EXAMPLES = (
+    "runs/mine --repo-id me/my-adapter --dry-run",
+    "runs/mine --repo-id me/my-adapter --private",
+    "runs/mine --repo-id me/my-adapter --revision v2 --yes",
+)
 
 
-def main(arguments: Sequence[str], name: str = "granite-scu publish") -> int:
-    """The command; returns its exit code: 2 for what must be changed first, 1 for what a second run may complete."""
-    token: list[str] = []  # once it is known, so that nothing that is printed holds it
-    return exit_codes.exit_code_of(
-        lambda: _run(_parse(arguments, name), token),
-        debug="--debug" in arguments,
-        how_to_continue=hub.AGAIN,
-        wording=lambda text: redact(text, token[0] if token else None),
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's."""
+    add = parser.add_argument
+    add("run", metavar="RUN", type=path, help="folder of a finished run")
+    add("--repo-id", required=True, metavar="OWNER/NAME", help="repository on the hub; made when it is missing")
+    add("--private", action="store_true", help="a new repository that only its owner sees; refuses a public one")
+    add("--revision", metavar="BRANCH", help="branch to commit to, made when it is missing (default: main)")
+    add("--base-model-id", metavar="OWNER/NAME", help="the base model on the hub, where a local folder was trained")
+    add(
+        "--license",
+        metavar="ID",
+        help="of the adapter, as the hub names it (default: that of a Granite base, apache-2.0)",
     )
+    add("--dry-run", action="store_true", help="check, list what would be uploaded, show the card's head; no network")
+    add("--yes", action="store_true", help="publish for everybody without asking")
+    add("--token", "--hf-token", "--api-key", nargs="*", action=_NoToken, help=argparse.SUPPRESS)
 
 
-def _run(options: argparse.Namespace, token: list[str]) -> int:
+class _NoToken(argparse.Action):
+    """Refuses a token on the command line."""
+
+    def __call__(self, *_: Any) -> None:
+        raise UserError(
+            "--token: there is none, since others see a command line and the shell keeps it; "
+            "log in with `hf auth login`, or set HF_TOKEN"
+        )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry the command out; returns the exit code: 1 for what a second run may complete."""
+    _check(options)
     console = Console()
     publication = selection.prepare(
         options.run, options.repo_id, options.revision, options.base_model_id, options.license
@@ -60,14 +75,13 @@ def _run(options: argparse.Namespace, token: list[str]) -> int:
         return 0
     if not (options.yes or options.private or sys.stdin.isatty()):
         raise UserError("--yes: needed to publish for everybody where nobody can be asked; or make it --private")
-    token.append(hub.find_token())
     url, private = hub.publish(
         publication.files,
         options.repo_id,
         options.revision,
         options.private,
         publication.base,
-        token[0],
+        hub.find_token(),
         lambda question: options.yes or _agrees(question),
         console,
     )
@@ -91,13 +105,8 @@ def _compare_base(run: Path) -> None:
     base_digest.check(training, str(run), found_from_here(training["base"]["name"], run), refuse=False)
 
 
-def _parse(arguments: Sequence[str], name: str) -> argparse.Namespace:
-    if any(argument.split("=")[0] in ("--token", "--hf-token", "--api-key") for argument in arguments):
-        raise UserError(
-            "--token: there is none, since others see a command line and the shell keeps it; "
-            "log in with `hf auth login`, or set HF_TOKEN"
-        )
-    options = build_parser(name).parse_args([hyphenated(argument) for argument in arguments])
+def _check(options: argparse.Namespace) -> None:
+    """Refuse names that the hub does not know. Raises UserError."""
     for flag, value in (("--repo-id", options.repo_id), ("--base-model-id", options.base_model_id)):
         if value is not None:
             _check_id(flag, value)
@@ -105,31 +114,6 @@ def _parse(arguments: Sequence[str], name: str) -> argparse.Namespace:
         raise UserError(f"--license {options.license}: not a licence of the hub; they are written as apache-2.0 or mit")
     if options.revision is not None and not re.fullmatch(r"[\w][\w./-]*", options.revision):
         raise UserError(f"--revision {options.revision}: not the name of a branch")
-    return options
-
-
-def build_parser(name: str) -> Parser:
-    """The parser of the command."""
-    parser = Parser(
-        prog=name,
-        description=f"{_DESCRIPTION}\n{EXAMPLES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("run", metavar="RUN", type=path, help="folder of a finished run")
-    add("--repo-id", required=True, metavar="OWNER/NAME", help="repository on the hub; made when it is missing")
-    add("--private", action="store_true", help="a new repository that only its owner sees; refuses a public one")
-    add("--revision", metavar="BRANCH", help="branch to commit to, made when it is missing (default: main)")
-    add("--base-model-id", metavar="OWNER/NAME", help="the base model on the hub, where a local folder was trained")
-    add(
-        "--license",
-        metavar="ID",
-        help="of the adapter, as the hub names it (default: that of a Granite base, apache-2.0)",
-    )
-    add("--dry-run", action="store_true", help="check, list what would be uploaded, show the card's head; no network")
-    add("--yes", action="store_true", help="publish for everybody without asking")
-    add("--debug", action="store_true", help="show tracebacks of errors, without tokens")
-    return parser
 
 
 def _check_id(flag: str, value: str) -> None:

@@ -42,27 +42,18 @@ DOTTED = ("fit", "validate", "test")
 _FLAG = {"plan": ["--dry-run"], "check": ["--check-requirements"]}
 
 
-def main(arguments: list[str], name: str = "granite-scu train") -> int:
-    """One of the commands; returns the exit code."""
-    command = name.split()[-1]
-    asks = {"--dry-run", "--check-requirements", "--print-config", "--help", "-h", "--help-all"} & set(arguments)
-    writes = command in ("train", *DOTTED) and not asks
-    how = {} if writes else {"how_to_continue": exit_codes.NOTHING_WRITTEN}
-    return exit_codes.exit_code_of(lambda: _run(arguments, name), debug="--debug" in arguments, **how)
-
-
 def build_parser(name: str) -> Parser:
     """The parser of one of the commands."""
-    command = name.split()[-1]
-    examples = [f"{name} {example}".rstrip() for example in EXAMPLES[command]]
-    commonest = OF_SCORING if command in ("validate", "test") else COMMONEST
-    return script_flags.build_parser(name, ABOUT[command], examples, commonest=commonest, dotted=command in DOTTED)
+    program = f"granite-scu {name}"
+    examples = [f"{program} {example}".rstrip() for example in EXAMPLES[name]]
+    commonest = OF_SCORING if name in ("validate", "test") else COMMONEST
+    return script_flags.build_parser(program, ABOUT[name], examples, commonest=commonest, dotted=name in DOTTED)
 
 
-def _run(arguments: list[str], name: str) -> int:
-    command = name.split()[-1]
+def run(command: str, arguments: list[str]) -> int:
+    """Carry one of the commands out; returns the exit code."""
     given = [*arguments, *_FLAG.get(command, [])]
-    layers, options = script_flags.translate(given, build_parser(name), command in DOTTED)
+    layers, options = script_flags.translate(given, build_parser(command), command in DOTTED)
     asked = vars(options)
     questions = [name for name in ("print_config", "dry_run", "check_requirements") if name in asked]
     if len(questions) > 1:

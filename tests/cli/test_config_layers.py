@@ -14,6 +14,7 @@ from devices import A100, CPU, RTX_4090, T4
 from outcomes import refusal
 
 from granite_scu.cli import run_commands, script_flags, yaml_files
+from granite_scu.cli.main import main
 from granite_scu.config.errors import UserError
 from granite_scu.hardware import detection, peaks, presets
 from granite_scu.model import step_time
@@ -31,7 +32,7 @@ def script(*argv: str):
 
 
 def module(*arguments: str):
-    parser = run_commands.build_parser("granite-scu fit")
+    parser = run_commands.build_parser("fit")
     return script_flags.translate(list(arguments), parser, dotted=True)[0].request()
 
 
@@ -106,7 +107,7 @@ def test_what_names_no_preset_is_refused(arguments, words):
 
 def test_each_value_says_where_it_is_from(layer, capsys):
     argv = ["--test-run", "--hardware", "gpu_4090", "--config", layer, "--lora-r", "3", "--print-config"]
-    assert run_commands.main(argv) == 0
+    assert main(["train", *argv]) == 0
     printed = capsys.readouterr().out
     lines = dict(line.strip().split(": ", 1) for line in printed.splitlines() if ": " in line)
     assert lines["learning_rate"] == f"0.001  # {TINY}"

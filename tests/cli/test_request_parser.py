@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from granite_scu.cli import run_commands, script_flags
+from granite_scu.cli import script_flags
 from granite_scu.cli import train as cli
 from granite_scu.cli.main import main
 from granite_scu.config.errors import WRONG_REQUEST
@@ -99,11 +99,11 @@ def test_the_printed_configuration_feeds_back_and_the_scripts_is_the_modules(tmp
     assert main(["fit", "--config", str(TINY), "--control.kp=0.7", "--print_config"]) == 0
     printed = capsys.readouterr()
     assert not printed.err
-    assert run_commands.main(["--test-run", "--kp", "0.7", "--print-config"]) == 0
+    assert main(["train", "--test-run", "--kp", "0.7", "--print-config"]) == 0
     assert capsys.readouterr().out == printed.out
     saved = tmp_path / "printed.yaml"
     system = "You are Ada.\nAnswer briefly.\n"
-    assert run_commands.main(["--test-run", "--system", system, "--print-config"]) == 0
+    assert main(["train", "--test-run", "--system", system, "--print-config"]) == 0
     saved.write_text(capsys.readouterr().out)
     assert module_request("--config", str(saved)).data.system == system
     saved.write_text(printed.out)

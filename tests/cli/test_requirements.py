@@ -11,7 +11,8 @@ from devices import A100, CPU, RTX_4090, T4, V100, gpu
 from references import granite
 from safetensors.torch import load_file, save_file
 
-from granite_scu.cli import requirements, run_commands
+from granite_scu.cli import requirements
+from granite_scu.cli.main import main
 from granite_scu.cli.requirements import AS_A_WHOLE, Check, can_start, check_requirements, print_requirements
 from granite_scu.config.request import Request
 from granite_scu.config.settings import TINY_MODEL, LoraConfig
@@ -342,7 +343,7 @@ def test_the_preset_is_looked_at(machine, name, device, starts, remedy):
 def test_the_answer_is_0_or_1_whatever_the_preset(machine, capsys, tmp_path, name, code):
     machine(CPU, driver=None, build=None)
     run = ["--model", TINY_MODEL, "--data-dir", "stdlib-docs", "--output-dir", str(tmp_path)]
-    assert run_commands.main(["--check-requirements", "--json", "--hardware", name, *run]) == code
+    assert main(["train", "--check-requirements", "--json", "--hardware", name, *run]) == code
     assert json.loads(capsys.readouterr().out)["can_start"] is (code == 0)
 
 
@@ -372,6 +373,6 @@ def test_what_a_run_refuses_once_it_opens_what_is_named_it_cannot_start_with(
     monkeypatch.setattr(requirements, "open_checkpoint", lambda folder, name: there if name else None)
     monkeypatch.setattr("granite_scu.storage.checkpoint_list.check_there", lambda folder, name: None)
     run = ["--model", TINY_MODEL, "--data-dir", "stdlib-docs", "--accelerator", "cpu", "--output-dir", str(tmp_path)]
-    assert run_commands.main(["--check-requirements", "--json", *run, *flags]) == 1
+    assert main(["train", "--check-requirements", "--json", *run, *flags]) == 1
     (check,) = (row for row in json.loads(capsys.readouterr().out)["checks"] if row["name"] == AS_A_WHOLE)
     assert words in check["remedy"]

@@ -153,7 +153,7 @@ def test_the_files_that_come_along_are_let_through(path, tmp_path):
     ],
 )  # fmt: skip
 def test_what_the_parser_understands_is_let_through(given, tmp_path):
-    parser = run_commands.build_parser("granite-scu fit")
+    parser = run_commands.build_parser("fit")
     argv = ["--data.path=stdlib-docs", f"--run.output_dir={tmp_path / 'run'}", given]
     validate.refuse(script_flags.translate(argv, parser)[0])
 
@@ -245,8 +245,8 @@ def test_a_disk_that_fills_up_under_a_help_text_loses_no_steps(capsys, monkeypat
     def fills_up(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(run_commands, "_run", fills_up)
-    assert run_commands.main(argv) == 1
+    monkeypatch.setattr(run_commands, "run", fills_up)
+    assert main(["train", *argv]) == 1
     assert said in capsys.readouterr().err
 
 

@@ -14,14 +14,14 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 SCRIPT = """
 import sys, time
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
-from granite_scu.cli import run_commands
+from granite_scu.cli.main import main
 from granite_scu.export import present
 from granite_scu.hardware import machine
 written = present.report
 present.report = lambda folder: (written(folder), time.sleep(12))  # as of a long run
 machine.processes_for = lambda multi_gpu, kind, gpus: (2, 1)  # as if the CPU were two GPUs
 _ChildProcessObserver.__init__.__defaults__ = (0.02,)  # Lightning looks for lost processes every five seconds
-sys.exit(run_commands.main(sys.argv[1:]))
+sys.exit(main(["train", *sys.argv[1:]]))
 """
 FLAGS = (
     *("--test-run", "--precision", "fp32", "--block-size", 64, "--batch-size", 2, "--eval-iters", 4, "--multi-gpu"),

@@ -92,10 +92,10 @@ def call():
 @pytest.fixture(scope="session")
 def launch(call):
     """Runs the script's ``main`` in this process; returns exit code, stdout and stderr."""
-    from granite_scu.cli import run_commands
+    from granite_scu.cli.main import main
 
     # Two seconds less for each run; a test that is about the samples asks for them again.
-    return partial(call, run_commands.main, "--samples", 0)
+    return partial(call, main, "train", "--samples", 0)
 
 
 @pytest.fixture(scope="session")

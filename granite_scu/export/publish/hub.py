@@ -15,9 +15,8 @@ from rich.console import Console
 
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import TINY_MODEL
+from granite_scu.export.publish import AGAIN
 from granite_scu.export.publish.leaks import redact
-
-AGAIN = "run the same command again: what the hub has is not uploaded twice"
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 

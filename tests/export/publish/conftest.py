@@ -17,7 +17,7 @@ TOOL = ROOT / "tools" / "push_to_hf.py"
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> Path:
     """The folder of a finished run of four steps of the embedded model."""
-    from granite_scu.cli import run_commands
+    from granite_scu.cli.main import main
     from granite_scu.data.sources.corpora import stdlib_docs
 
     place = tmp_path_factory.mktemp("published")
@@ -27,7 +27,7 @@ def trained(tmp_path_factory) -> Path:
     few = ("--max-steps", "4", "--control-every", "1", "--precision", "fp32", "--block-size", "64", "--batch-size", "2")
     where = ("--data-dir", str(corpus), "--output-dir", str(folder))
     with no_step_tried():
-        assert run_commands.main(["--test-run", "--samples", "0", *few, *where]) == 0
+        assert main(["train", "--test-run", "--samples", "0", *few, *where]) == 0
     return folder
 
 
@@ -84,7 +84,7 @@ def push(hub, run, monkeypatch, capfd):
     """Calls the command in this process, with a token; returns exit code, stdout and stderr."""
     from huggingface_hub import close_session, constants
 
-    from granite_scu.cli.push_to_hf import main
+    from granite_scu.cli.main import main
 
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -92,7 +92,7 @@ def push(hub, run, monkeypatch, capfd):
 
     def call(*arguments, repo_id: str = "ada/adapter", yes: bool = True) -> tuple[int, str, str]:
         capfd.readouterr()
-        code = main([str(run), "--repo-id", repo_id, *(["--yes"] if yes else []), *map(str, arguments)])
+        code = main(["publish", str(run), "--repo-id", repo_id, *(["--yes"] if yes else []), *map(str, arguments)])
         printed = capfd.readouterr()
         return code, printed.out, printed.err
 

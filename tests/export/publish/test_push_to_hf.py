@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import constants, hf_api
 from loopback import TOKEN
 
-from granite_scu.cli.push_to_hf import main
+from granite_scu.cli.main import main
 
 REPO = "ada/adapter"
 TOOL = Path(__file__).parents[3] / "tools" / "push_to_hf.py"
@@ -111,14 +111,14 @@ def test_ctrl_c_is_one_line(hub, run, tmp_path):
     ],
 )
 def test_a_wrong_request_is_one_line(run, capsys, arguments, words):
-    assert main([str(run), *arguments]) == 2
+    assert main(["publish", str(run), *arguments]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1) and words in err
 
 
 @pytest.mark.parametrize("arguments", [["--token", TOKEN], [f"--token={TOKEN}"], ["--tokken", TOKEN], [TOKEN]])
 def test_a_token_on_the_command_line_is_refused_and_not_repeated(run, capsys, arguments):
-    assert main([str(run), "--repo-id", REPO, *arguments]) == 2
+    assert main(["publish", str(run), "--repo-id", REPO, *arguments]) == 2
     out, err = capsys.readouterr()
     assert TOKEN not in out + err
     assert "hf auth login" in err or "hf_***" in err
