@@ -4,10 +4,9 @@ import filecmp
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from safetensors import SafetensorError, deserialize
+from safetensors import SafetensorError
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import is_local
@@ -20,13 +19,14 @@ from granite_scu.storage.run_folder import (
     RunFolder,
 )
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 _PLAIN = re.compile(r"[\w.^$\\-]+")
 MAX_RANK = 65_536
 _MAX_NAMES = 20_000
 """Of layers; PEFT compares each with each layer."""
-
-_FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
 
 def factor_names(layer: str) -> tuple[str, str]:
@@ -157,8 +157,10 @@ def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:
     Raises:
         ValueError: says what is wrong; begins with the name of the file.
     """
+    import safetensors.torch  # late: it takes seconds, and who names no adapter is told without it
+
     try:
-        tensors = dict(deserialize(weights))
+        tensors = safetensors.torch.load(weights)
     except SafetensorError as error:
         raise ValueError(f"{WEIGHTS}: not a whole safetensors file ({error})") from error
     if config.get("peft_type") != "LORA" or not isinstance(config.get("r"), int):
@@ -166,16 +168,15 @@ def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:
     check_config(config)
     if not tensors:
         raise ValueError(f"{WEIGHTS}: holds no tensor")
-    factors: dict[str, dict[str, np.ndarray]] = {}
-    for name, tensor in tensors.items():
+    factors: dict[str, dict[str, Tensor]] = {}
+    for name, values in tensors.items():
         match = _NAME.fullmatch(name)
         if match is None or not (
             _is_target(match["module"], config.get("target_modules")) or is_of_experts(match["module"], config)
         ):
             raise ValueError(f"{WEIGHTS}: {name} is not a factor of a layer that {ADAPTER_CONFIG} names")
-        values = factors.setdefault(match["module"], {})[match["factor"]] = _values(tensor)
-        if not np.isfinite(values).all():
-            raise ValueError(f"{WEIGHTS}: {name} is not finite; the run diverged")
+        check_numbers(name, values)
+        factors.setdefault(match["module"], {})[match["factor"]] = values
     for module, pair in factors.items():
         rank, shapes = _rank_of(module, config), {factor: list(values.shape) for factor, values in pair.items()}
         if missing := {"A", "B"} - set(pair):
@@ -192,17 +193,15 @@ def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:
             )
     if not any(pair["B"].any() for pair in factors.values()):
         raise ValueError(f"{WEIGHTS}: every lora_B is zero, so the adapter changes nothing; train first")
-    return {"layers": len(factors), "parameters": sum(v.size for pair in factors.values() for v in pair.values())}
+    return {"layers": len(factors), "parameters": sum(v.numel() for pair in factors.values() for v in pair.values())}
 
 
-def _values(tensor: Mapping[str, Any]) -> np.ndarray:
-    if tensor["dtype"] == "BF16":  # numpy has none: the upper half of a float32
-        flat = (np.frombuffer(tensor["data"], np.uint16).astype(np.uint32) << 16).view(np.float32)
-    elif tensor["dtype"] in _FLOATS:
-        flat = np.frombuffer(tensor["data"], _FLOATS[tensor["dtype"]])
-    else:
-        raise ValueError(f"{WEIGHTS}: holds {tensor['dtype']} numbers; an adapter holds floating point")
-    return flat.reshape(tensor["shape"])
+def check_numbers(name: str, factor: "Tensor") -> None:
+    """Refuse a factor with which a model would say nothing, or something that nobody has trained. Raises ValueError."""
+    if not factor.is_floating_point():
+        raise ValueError(f"{WEIGHTS}: {name} holds whole numbers ({factor.dtype}); choose another")
+    if not bool(factor.isfinite().all()):
+        raise ValueError(f"{WEIGHTS}: {name} is not finite, so that its run diverged; choose another")
 
 
 def _is_target(module: str, targets: str | Iterable[str] | None) -> bool:

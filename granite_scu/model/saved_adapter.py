@@ -19,7 +19,14 @@ from granite_scu.config.settings import BaseConfig, LoraConfig, from_record, lis
 from granite_scu.config.untrusted_input import only_files
 from granite_scu.control.diagnostics.ceiling import Matrix
 from granite_scu.model import experts, loading
-from granite_scu.model.adapter_files import factor_names, may_be_same, require_adapter, run_of, short_name
+from granite_scu.model.adapter_files import (
+    check_numbers,
+    factor_names,
+    may_be_same,
+    require_adapter,
+    run_of,
+    short_name,
+)
 from granite_scu.model.adapters import ADAPTER, linear_layers, read_config
 from granite_scu.model.description_length import by_expert
 from granite_scu.storage import manifest
@@ -134,18 +141,13 @@ class SavedAdapter:
             if expected.get(name) != stored.get(name):
                 wants, has = (_describe(shapes.get(name)) for shapes in (expected, stored))
                 raise self._misfit(base_name, f"{name} would have to be {wants} and is {has}")
-        self._check_numbers()
-        return found
-
-    def _check_numbers(self) -> None:
-        """Refuse factors with which a model would say nothing, or something that nobody has trained."""
         with self.open() as file:
-            for name in file.keys():  # noqa: SIM118 (no mapping)
-                factor = file.get_tensor(name)
-                if not factor.is_floating_point():
-                    raise UserError(f"{self.label}: {name} holds whole numbers ({factor.dtype}); choose another")
-                if not bool(factor.isfinite().all()):
-                    raise UserError(f"{self.label}: {name} is not finite, so that its run diverged; choose another")
+            for name in stored:
+                try:
+                    check_numbers(name, file.get_tensor(name))
+                except ValueError as error:
+                    raise UserError(f"{self.label}: {error}") from error
+        return found
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         with self.open() as file:
@@ -301,8 +303,6 @@ def open_initial_adapter(path: str, base_name: str) -> InitialAdapter:
             for update in adapter.updates(base_name).values()
             for matrix in _measured(*map(file.get_tensor, update.factors), update)
         )
-    if not all(m.a_norm < float("inf") and m.b_norm < float("inf") for m in matrices):
-        raise UserError(f"--adapter {path}: its weights are not finite; choose another")
     return InitialAdapter(adapter, _name(path), adapter.sha256, matrices)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from huggingface_hub import CommitOperationAdd, HfApi, ModelInfo, constants, get_token
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.utils import disable_progress_bars
 from rich.console import Console
@@ -17,6 +17,8 @@ from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.export.publish import AGAIN
 from granite_scu.export.publish.leaks import redact
+from granite_scu.export.publish.selection import OPTIONAL
+from granite_scu.storage.run_folder import NAMED_TEMPLATES
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -51,7 +53,9 @@ def publish(
     confirm: Callable[[str], bool],
     console: Console,
 ) -> tuple[str, bool]:
-    """Upload in one commit what the repository lacks. On the console huggingface_hub says what it skips.
+    """Upload in one commit what the repository lacks, and remove there what is left of a former tokenizer.
+
+    On the console huggingface_hub says what it skips.
 
     Args:
         files: content by name.
@@ -90,12 +94,18 @@ def publish(
         with _explain_errors("uploading", where):
             if revision:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
+            there = api.repo_info(repo_id, revision=revision)
+            left = [file.rfilename for file in there.siblings or () if file.rfilename not in files]
             api.create_commit(
                 repo_id,
-                [CommitOperationAdd(name, content) for name, content in files.items()],
+                [
+                    *(CommitOperationAdd(name, content) for name, content in files.items()),
+                    # Of an earlier run's tokenizer: a chat template that this run has not would be taken for its own.
+                    *(CommitOperationDelete(name) for name in left if name.startswith((*OPTIONAL, NAMED_TEMPLATES))),
+                ],
                 commit_message="Upload a LoRA adapter with granite-scu",
                 revision=revision,
-                parent_commit=api.repo_info(repo_id, revision=revision).sha,
+                parent_commit=there.sha,
             )
     return f"{api.endpoint}/{repo_id}{f'/tree/{revision}' if revision else ''}", private
 

@@ -246,6 +246,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 value = operation["value"]
                 if operation["key"] == "file":
                     files[value["path"]] = base64.b64decode(value["content"])
+                elif operation["key"] == "deletedFile":
+                    del files[value["path"]]
                 else:
                     if value["oid"] not in hub.storage:
                         return self._error(400, f"{value['path']}: its content was never stored")

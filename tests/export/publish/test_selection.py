@@ -235,7 +235,7 @@ def test_numbers_that_are_not_finite_in_bfloat16_are_refused(run):
         (lambda t, names: t.update({names[0]: t[names[0]][:-1]}), "adapter_config.json says rank"),
         (lambda t, names: t.update({names[1]: t[names[1]].T.copy()}), "adapter_config.json says rank"),
         (lambda t, names: t.update({"model.embed_tokens.weight": np.ones((2, 2))}), "is not a factor of a layer"),
-        (lambda t, names: t.update({names[0]: t[names[0]].astype(np.int8)}), "holds I8 numbers"),
+        (lambda t, names: t.update({names[0]: t[names[0]].astype(np.int8)}), "holds whole numbers (torch.int8)"),
         (lambda t, names: t.update({n: 0 * t[n] for n in names if "lora_B" in n}), "every lora_B is zero"),
         (lambda t, names: t.clear(), "holds no tensor"),
         (lambda t, names: t[names[0]].fill(np.nan), "is not finite"),
