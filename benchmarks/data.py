@@ -85,7 +85,7 @@ def tokenisation(path: Path, megabytes: float, repeats: int) -> dict[str, Any]:
             sum(len(encoding.ids) for encoding in encodings)
 
     def tokenised() -> None:
-        encode(documents, tokenizer, show_progress=False)
+        encode(documents, tokenizer)
 
     def prepared() -> None:
         with tempfile.TemporaryDirectory(dir=path.parent) as cache:

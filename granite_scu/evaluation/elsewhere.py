@@ -10,7 +10,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED
 from granite_scu.data.sources.documents import Conversation
+from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.evaluation import statistics
 from granite_scu.evaluation.answer_score import SMALL_WORDS, has_phrase, without_thoughts, words_of
@@ -203,23 +203,17 @@ def as_asked(
     general: Sequence[General], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[General], list[Question], list[str]]:
     """The questions in the model's chat template: those that it takes, as it has them, and its refusals of others."""
-    chats = [_as_chat(each) for each in general]
-    with suppress(UserError):  # all at once, as each time the tokenizer's tables are built
-        if general:
-            every = questions_of(encode(chats, tokenizer, show_progress=False), tokenizer)
-            assert len(every) == len(general)
-            return [*general], every, []
-    taken: list[General] = []
-    questions: list[Question] = []
-    refusals: list[str] = []
-    for each, chat in zip(general, chats, strict=True):
+    renderer, taken, refusals = Renderer(tokenizer), {}, []
+    for each in general:
+        chat = _as_chat(each)
         try:
-            questions += questions_of(encode([chat], tokenizer, show_progress=False), tokenizer)
-            taken.append(each)
+            renderer.render(chat)
+            taken[each] = chat
         except UserError as error:
             refusals.append(str(error).removeprefix("--data-dir "))
+    questions = questions_of(encode([*taken.values()], tokenizer), tokenizer) if taken else []
     assert len(questions) == len(taken)
-    return taken, questions, refusals
+    return [*taken], questions, refusals
 
 
 def _words(row: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from granite_scu.config.sampling import Sampling
 from granite_scu.data.blocks.packing import Blocks
-from granite_scu.evaluation.answers import continuations, ends_of, padding_for
+from granite_scu.evaluation.answers import beginning_in, continuations, ends_of, padding_for
 
 _LENGTH, _MAX_LENGTH, _MIN_REST = 32, 256, 8
 """Tokens: of a text's opening; of the longest that is taken of a chat; and what has to follow it."""
@@ -18,17 +17,9 @@ _LOOKED_AT = 200
 """Blocks that are searched."""
 
 
-@dataclass(frozen=True, eq=False)
-class Opening:
-    """The beginning of a document.
-
-    Attributes:
-        tokens: (time,) int32: of a text its first ones, of a conversation all before the first that is learned.
-        rest: (time,) int32, how the document continues.
-    """
-
-    tokens: NDArray[np.int32]
-    rest: NDArray[np.int32]
+Opening = tuple[NDArray[np.int32], NDArray[np.int32]]
+"""The beginning of a document, of a text its first tokens and of a conversation all before the first that is learned;
+and how the document continues."""
 
 
 def openings(blocks: Blocks, count: int) -> list[Opening]:
@@ -36,43 +27,22 @@ def openings(blocks: Blocks, count: int) -> list[Opening]:
 
     Where no document begins in the blocks, as in the tail of one long book, stretches of it stand for documents.
     """
-    if not len(blocks):
-        return []
-    spans = np.concatenate([blocks.spans_of(index) for index in range(min(len(blocks), _LOOKED_AT))])
-    ends = blocks.stream.ends
-    owners = np.searchsorted(ends, spans[:, 0])
-    begins = np.where(owners > 0, ends[owners - 1] + 1, 0) == spans[:, 0]
-    starts = spans[begins, 0] if begins.any() else spans[:, 0]
+    some, stream = blocks.select(range(min(len(blocks), _LOOKED_AT))), blocks.stream
+    starts = stream.bounds_of(beginning_in(some))[:, 0].tolist()
+    starts = starts or [start for index in range(len(some)) for start in some.spans_of(index)[:, 0].tolist()]
     found: list[Opening] = []
-    for start in starts.tolist():
+    for start in starts:
         if len(found) == count:
             break
-        stop = int(ends[np.searchsorted(ends, start)])
-        learned = int(np.argmax(blocks.stream.targets[start:stop]))
+        stop = int(stream.ends[np.searchsorted(stream.ends, start)])
+        learned = int(np.argmax(stream.targets[start:stop]))
         length = learned if learned > 1 else _LENGTH  # of a text all is learned but the first
         if length <= _MAX_LENGTH and start + length + _MIN_REST <= stop:
-            found.append(Opening(*np.split(blocks.stream.tokens[start:stop], [length])))
+            found.append((stream.tokens[start : start + length], stream.tokens[start + length : stop]))
     return found
 
 
 SAMPLING = Sampling(max_new_tokens=40, temperature=0.0)
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Texts.
-
-    Attributes:
-        prompt: the beginning of a document, as the model was given it.
-        document: how the document itself continues.
-        base: what the base model makes of it.
-        adapter: what the adapted model makes of it.
-    """
-
-    prompt: str
-    document: str
-    base: str
-    adapter: str
 
 
 def sample(
@@ -80,7 +50,7 @@ def sample(
     tokenizer: PreTrainedTokenizerBase,
     openings: Sequence[Opening],
     without_adapter: Callable[[], AbstractContextManager],
-) -> list[Sample]:
+) -> list[dict[str, str]]:
     """Continue each of the openings, with and without the adapter.
 
     Args:
@@ -88,11 +58,12 @@ def sample(
         tokenizer: the model's.
         openings: what to continue.
         without_adapter: the context in which the model is its base.
-    """
 
-    if not openings:
-        return []
-    prompts, ends = [opening.tokens.tolist() for opening in openings], ends_of(model, tokenizer, [])
+    Returns:
+        ``prompt``, as the model was given it; ``document``, how the document itself continues; and what the ``base``
+        model and the ``adapter`` make of it.
+    """
+    prompts, ends = [tokens.tolist() for tokens, _ in openings], ends_of(model, tokenizer, [])
 
     def continued() -> list[str]:
         found = continuations(model, prompts, SAMPLING.max_new_tokens, ends, padding_for(model, tokenizer))
@@ -100,6 +71,7 @@ def sample(
 
     with without_adapter():
         base = continued()
-    documents = [opening.rest[: SAMPLING.max_new_tokens] for opening in openings]
+    documents = [rest[: SAMPLING.max_new_tokens] for _, rest in openings]
     texts = tokenizer.batch_decode(prompts), tokenizer.batch_decode(documents, skip_special_tokens=True)
-    return [Sample(*each) for each in zip(*texts, base, continued(), strict=True)]
+    names = "prompt", "document", "base", "adapter"
+    return [dict(zip(names, each, strict=True)) for each in zip(*texts, base, continued(), strict=True)]

@@ -45,16 +45,14 @@ LONG = 5_000_000
 def encode(
     documents: Sequence[Document],
     tokenizer: PreTrainedTokenizerBase,
-    show_progress: bool = True,
     loss_on: str = "completion",
     special_tokens: ReadAs = "text",
 ) -> Corpus:
-    """The documents' tokens, each document ended by the end-of-text token, in memory.
+    """The documents' tokens, each document ended by the end-of-text token, in memory. Of long text a bar is shown.
 
     Args:
         documents: at least one, none of them empty.
         tokenizer: its end-of-text token ends each document.
-        show_progress: show a bar on stderr when the text is long.
         loss_on: of conversations, see ``chat.Renderer``.
         special_tokens: what becomes of those that somebody wrote, ``--control-tokens``.
 
@@ -64,7 +62,7 @@ def encode(
     assert documents
     size = sum(len(document.text.encode()) for document in documents)
     renderer = Renderer(tokenizer, loss_on, special_tokens)
-    return joined(list(with_progress_bar(encoded([documents], renderer), size if show_progress else 0)))
+    return joined(list(with_progress_bar(encoded([documents], renderer), size)))
 
 
 def with_progress_bar(parts: Iterator[Corpus], size: int) -> Iterator[Corpus]:

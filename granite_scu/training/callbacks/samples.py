@@ -88,7 +88,7 @@ class Samples(L.Callback):
         if beginnings := openings(data.test, min(self.count, MAX_TEXTS)):
             log.info("writing samples for the report")
             samples = sample(module.language_model, self.tokenizer, beginnings, module.model.disable_adapter)
-            self.folder.write_json(SAMPLES, {**asdict(SAMPLING), "samples": [asdict(each) for each in samples]})
+            self.folder.write_json(SAMPLES, {**asdict(SAMPLING), "samples": samples})
 
     def _elsewhere(self, module: GraniteModule) -> None:
         shown = partial(tracked, phase="asking general questions", console=self.console)

@@ -18,7 +18,7 @@ def stream(*lengths: int, learned_from: int = 1) -> Stream:
 def found(stream: Stream, count: int = 2, layout=in_a_row, block_size: int = 64, numbers: slice = slice(None)):
     blocks = layout(stream, stream.bounds, block_size, 0)
     blocks = blocks.select(range(len(blocks))[numbers])
-    return [(each.tokens.tolist(), each.rest.tolist()) for each in openings(blocks, count)]
+    return [(tokens.tolist(), rest.tolist()) for tokens, rest in openings(blocks, count)]
 
 
 def test_a_text_is_opened_by_its_first_tokens_and_not_by_what_ends_it():

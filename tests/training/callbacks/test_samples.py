@@ -13,12 +13,11 @@ from rich.console import Console
 from granite_scu.config.settings import DataConfig
 from granite_scu.evaluation import elsewhere
 from granite_scu.evaluation.bpt.texts import Texts
-from granite_scu.evaluation.samples import Sample
 from granite_scu.storage.run_folder import METRICS, SAMPLES, RunFolder
 from granite_scu.training.callbacks import samples as callback
 from granite_scu.training.callbacks.samples import Samples
 
-TEXTS = Sample("once", " upon", " a", " time")
+TEXTS = {"prompt": "once", "document": " upon", "base": " a", "adapter": " time"}
 
 
 @pytest.fixture
