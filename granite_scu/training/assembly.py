@@ -124,7 +124,7 @@ def _reachability(run: PreparedRun) -> ReachabilityMonitor | None:
     if not control.tracks(type(run.controller)) or run.setpoint is None:
         return None
     planned = PlannedRates(run.request.optimizer, run.length.steps)
-    law, bounds = Reachability(run.setpoint, run.growth), (config.lambda_min, config.lambda_max)
+    law, bounds = Reachability(run.setpoint), (config.lambda_min, config.lambda_max)
     return ReachabilityMonitor(law, bounds, planned, in_gradient=config.actuator == "loss")
 
 

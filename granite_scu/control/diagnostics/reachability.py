@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from granite_scu.control.diagnostics.ceiling import ceiling
-from granite_scu.control.diagnostics.fit import line
 from granite_scu.control.laws.base import clip, require, require_setpoint
 from granite_scu.control.units import per_cent
 
@@ -17,9 +15,9 @@ at 0.5 to 10 % it is 0.15 to 0.4."""
 OTHER_WAYS = "other ways: docs/troubleshooting.md"
 """Behind the one remedy that a warning gives."""
 
-STILL = 0.02
-"""Exponent of the growth that counts as none, however exactly it is known: over the rest of a run of which a tenth is
-done, it is worth 5 % of ParamBPT."""
+FASTEST = 2.5
+"""The power of the summed learning rates that ParamBPT grows with at most. Without lambda it is about 2:
+``diagnostics.ceiling``."""
 
 Side = Literal["below", "above"]
 
@@ -69,7 +67,6 @@ class ReachabilityState:
         s_free: S where lambda last rested on its lower bound; None where it never did.
         expected: S at the end of the run, as far as it can be foreseen.
         reached: step of the first tick at which S was in the band; None before one.
-        still: ticks in a row whose ``recent`` ones show no growth and no fall.
     """
 
     recent: tuple[Observation, ...] = ()
@@ -80,47 +77,30 @@ class ReachabilityState:
     s_free: float | None = None
     expected: float | None = None
     reached: int | None = None
-    still: int = 0
 
 
 @dataclass(frozen=True)
 class Reachability:
     """Looks at every tick for evidence that S cannot come to S*. Pure, as a controller is.
 
-    S is stuck below, when it was under the band for ``patience`` ticks in a row and one of these holds:
+    S is stuck below, when over ``patience`` ticks in a row it was under the band and lambda idle, on its lower bound or
+    with a gradient too small to matter, and even growth by the power ``FASTEST`` would not lift it into the band by the
+    end. Early in a run, whose rest is worth many times what is done, that holds of no setpoint within reach.
 
-    - Even the whole run without lambda would not get there: S* lies above the ceiling that ``control.ceiling`` derives
-      from all learning rates and the DataBPT measured now.
-    - S is under half of S*, and what is left of the learning rates does not get there, whatever lambda does: |Delta W|
-      grows by no more than the ceiling's share of them. (Half, because near the end of a decaying schedule this would
-      hold for any S that is a little low.)
-    - Lambda was idle all the while (on its lower bound, or its gradient too small to matter), and the growth of these
-      ticks, ln ParamBPT over ln of the summed learning rates, continued to the end at its slope plus two standard
-      errors plus ``caution``, stays under the band. ParamBPT grows like the square of that sum, so the long normal rise
-      raises no alarm: early in it, the rest of the run is worth many times what is done.
-    - Lambda rested on its lower bound all the while, and ParamBPT stood still: that slope was within two standard
-      errors of none at each of the last ``patience`` ticks, which a peak or a trough is not. Of a rise that has ended
-      nothing is to be expected, and the caution, which is worth more the less of the run is done, would only put off
-      saying so.
-
-    It is stuck above, when it was over the band with lambda on its upper bound for ``patience`` ticks, and either stood
-    still in the same sense, or its fall, continued in the same way, does not get there.
+    It is stuck above, when it was over the band with lambda on its upper bound for ``patience`` ticks, and the fall of
+    the last three, continued to the end, does not get there.
 
     A verdict is withdrawn when S enters the band, or after ``patience`` ticks without evidence.
 
     Attributes:
         setpoint: S*, a ratio in (0, 1).
-        growth: G of ``control.ceiling``; None where it is unknown, and the ceiling then no evidence.
         patience: ticks that must agree, at least 3.
         band: errors relative to S* that still count as there.
-        caution: what is added to the exponent of the growth.
     """
 
     setpoint: float
-    growth: float | None = None
     patience: int = 5
     band: float = 0.1
-    caution: float = 0.3
 
     def __post_init__(self) -> None:
         require_setpoint(self.setpoint)
@@ -132,22 +112,22 @@ class Reachability:
 
     def restore(self, mapping: Mapping[str, Any]) -> ReachabilityState:
         """The state that ``dataclasses.asdict`` turned into ``mapping``."""
-        return ReachabilityState(**{**mapping, "recent": tuple(Observation(**sight) for sight in mapping["recent"])})
+        known = {name: value for name, value in mapping.items() if name != "still"}  # of 0.1.0
+        return ReachabilityState(**{**known, "recent": tuple(Observation(**sight) for sight in mapping["recent"])})
 
     def update(self, state: ReachabilityState, sight: Observation | None) -> ReachabilityState:
         """One tick; None stands for one without a valid measurement, which says nothing."""
         if sight is None:
             return state
         recent = (*state.recent, sight)[-self.patience :]
-        state = replace(state, recent=recent, expected=self._expected(recent))
+        expected = _grown(sight, _power(recent)) if len(recent) > 1 else None
+        state = replace(state, recent=recent, expected=expected)
         arrived = abs(sight.s / self.setpoint - 1) <= self.band
         if arrived and state.reached is None:
             state = replace(state, reached=sight.step)
         if len(recent) == self.patience and all(s.at_low for s in recent):
             state = replace(state, s_free=sight.s)
-        still = state.still + 1 if len(recent) == self.patience and _stands_still(recent) else 0
-        state = replace(state, still=still)
-        side = self._judge(recent, at_rest=still >= self.patience)
+        side = self._judge(recent)
         if side is not None and side != state.side:
             return replace(state, side=side, since=recent[0].step, doubts=0, episodes=state.episodes + 1)
         if state.side is None or side == state.side:
@@ -157,44 +137,15 @@ class Reachability:
             return replace(state, side=None, since=None, doubts=0)
         return replace(state, doubts=doubts)
 
-    def _judge(self, recent: tuple[Observation, ...], at_rest: bool) -> Side | None:
+    def _judge(self, recent: tuple[Observation, ...]) -> Side | None:
+        low, high = self.setpoint * (1 - self.band), self.setpoint * (1 + self.band)
         if len(recent) < self.patience:
             return None
-        low, high = self.setpoint * (1 - self.band), self.setpoint * (1 + self.band)
-        if all(s.s < low for s in recent):
-            let_go = all(s.at_low for s in recent)
-            return "below" if (let_go and at_rest) or self._most(recent) < low else None
-        if all(s.s > high and s.at_high for s in recent):
-            return "above" if at_rest or self._least(recent) > high else None
+        if all(s.s < low and s.lambda_is_idle for s in recent) and _grown(recent[-1], FASTEST) < low:
+            return "below"
+        if all(s.s > high and s.at_high for s in recent) and _grown(recent[-1], _power(recent[-3:])) > high:
+            return "above"
         return None
-
-    def _most(self, recent: tuple[Observation, ...]) -> float:
-        """The largest S that the run can end with, by the evidence there is."""
-        last = recent[-1]
-        most = self._ceiling(last.moved_at_end, last.data_bpt)
-        if self.growth is not None and all(s.s < self.setpoint / 2 for s in recent):
-            left = math.sqrt(self.growth) * (last.moved_at_end - last.moved)
-            param_bpt = (math.sqrt(last.param_bpt) + left) ** 2
-            most = min(most, param_bpt / (param_bpt + last.data_bpt))
-        if all(s.lambda_is_idle for s in recent):
-            exponent, error = _exponent(recent)
-            most = min(most, _grown(last, exponent + 2 * error + self.caution))
-        return max(most, last.s)
-
-    def _least(self, recent: tuple[Observation, ...]) -> float:
-        """The smallest S that the run can end with under a lambda on its upper bound."""
-        exponent, error = _exponent(recent)
-        return _grown(recent[-1], exponent - 2 * error - self.caution)
-
-    def _expected(self, recent: tuple[Observation, ...]) -> float | None:
-        if len(recent) < 3:
-            return None
-        last = recent[-1]
-        grown = _grown(last, min(_exponent(recent)[0], 2.0))
-        return max(last.s, min(grown, self._ceiling(last.moved_at_end, last.data_bpt))) if grown >= last.s else grown
-
-    def _ceiling(self, moved_at_end: float, data_bpt: float) -> float:
-        return 1.0 if self.growth is None else ceiling(self.growth, moved_at_end, data_bpt)
 
     def advice(self, state: ReachabilityState, lambda_min: float, lambda_max: float, ended: bool = False) -> str | None:
         """What is seen and the first thing to change, as one line; None while the setpoint is in reach.
@@ -217,15 +168,8 @@ class Reachability:
         lower = float(f"{0.8 * expected:.1g}")
         comes = "" if ended else f", and about {per_cent(expected)} is expected at the end"
         remedy = f"try --target-s {lower:g} ({per_cent(lower)}); {OTHER_WAYS}"
-        return f"{out}: {is_at} {self._why(last, lambda_min, ended)}{comes}; {remedy}"
-
-    def _why(self, last: Observation, lambda_min: float, ended: bool) -> str:
-        """What keeps S below the setpoint."""
-        if last.at_low:
-            return f"with lambda on its lower bound of {lambda_min:g}"
-        if last.lambda_is_idle:
-            return "although lambda hardly holds it back"
-        return "in too few steps" if ended else "and even with no lambda the steps that are left are too few"
+        why = f"with lambda on its lower bound of {lambda_min:g}" if last.at_low else "although lambda hardly acts"
+        return f"{out}: {is_at} {why}{comes}; {remedy}"
 
     def summary(self, state: ReachabilityState, lambda_min: float, lambda_max: float) -> dict[str, Any]:
         """The verdict for ``scu_metrics.json``: "reached", or "stuck below the setpoint" (or above), or "not shown"
@@ -244,22 +188,16 @@ class Reachability:
         }
 
 
-def _exponent(recent: tuple[Observation, ...]) -> tuple[float, float]:
-    """The slope of ln ParamBPT over ln of the summed learning rates, and its standard error."""
-    x = [math.log(s.moved) for s in recent]
-    if x[-1] - x[0] < 1e-9:  # the learning rate has come down to nothing: nothing moves any more
-        return 0.0, 0.0
-    fitted = line(x, [math.log(s.param_bpt) for s in recent])
-    return fitted.slope, fitted.error
+def _power(recent: tuple[Observation, ...]) -> float:
+    """The power of the summed learning rates that ParamBPT grew with, at most that without lambda."""
+    first, last = recent[0], recent[-1]
+    moved = math.log(last.moved / first.moved)
+    if moved < 1e-9:  # the learning rate has come down to nothing: nothing moves any more
+        return 0.0
+    return clip(math.log(last.param_bpt / first.param_bpt) / moved, -10.0, 2.0)
 
 
-def _stands_still(recent: tuple[Observation, ...]) -> bool:
-    exponent, error = _exponent(recent)
-    return abs(exponent) <= 2 * error + STILL
-
-
-def _grown(last: Observation, exponent: float) -> float:
+def _grown(last: Observation, power: float) -> float:
     """S at the end of the run, if ParamBPT keeps growing with that power of the summed learning rates."""
-    factor = math.exp(clip(exponent, -10.0, 10.0) * math.log(last.moved_at_end / last.moved))
-    param_bpt = last.param_bpt * factor
+    param_bpt = last.param_bpt * math.pow(last.moved_at_end / last.moved, power)
     return param_bpt / (param_bpt + last.data_bpt)

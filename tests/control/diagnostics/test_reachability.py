@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from granite_scu.control.diagnostics.reachability import STILL, Observation, Reachability, _stands_still
+from granite_scu.control.diagnostics.reachability import Observation, Reachability
 
 PATIENCE = 5
 
@@ -44,40 +44,15 @@ def watch(law: Reachability, sights) -> list:
 # Out of reach
 
 
-def test_lambda_at_its_lower_bound_and_s_going_nowhere():
-    law = Reachability(0.5)
-    states = watch(law, [sight(k, 0.1 + 0.0001 * k, low=True) for k in range(20, 40)])
-    assert [state.side for state in states[: PATIENCE - 1]] == [None] * (PATIENCE - 1)
-    assert all(state.side == "below" for state in states[PATIENCE - 1 :])
-    assert states[-1].since == 200
-    assert states[-1].episodes == 1
-    assert states[-1].s_free == pytest.approx(0.1039)
-
-
 def test_free_growth_that_falls_short_is_seen_before_the_end():
     law = Reachability(0.5)
     states = watch(law, [sight(k, free(k, at_end=0.2), share=0.01) for k in range(1, 61)])
     first = next(k for k, state in enumerate(states, 1) if state.side == "below")
-    assert first < 45
+    assert first < 15
     assert all(state.side == "below" for state in states[first:])
+    assert (states[-1].since, states[-1].episodes) == (10 * (first - PATIENCE + 1), 1)
     assert states[first].expected == pytest.approx(0.2, rel=0.05)
     assert states[-1].s_free is None  # lambda never rested on its bound
-
-
-def test_the_ceiling_of_all_learning_rates_is_evidence_whatever_lambda_does():
-    rising = [sight(k, 0.01, share=0.5) for k in range(1, 10)]
-    assert watch(Reachability(0.5, growth=None), rising)[-1].side is None
-    assert watch(Reachability(0.5, growth=2.0), rising)[-1].side == "below"  # 2 * 0.6^2 bits at the very most
-    assert watch(Reachability(0.1, growth=2.0), rising)[-1].side is None
-
-
-def test_what_is_left_of_the_learning_rates_is_evidence_where_s_is_far_below():
-    law = Reachability(0.5, growth=20.0)  # 7.2 bits in all: S could have come to 0.59
-    held_back = watch(law, [sight(k, 0.05, share=0.3) for k in range(1, 61)])
-    first = next(k for k, state in enumerate(held_back, 1) if state.side == "below")
-    assert 5 < first < 30
-    assert "and even with no lambda the steps that are left are too few" in law.advice(held_back[-1], 1e-6, 1e6)
-    assert not any(state.side for state in watch(law, [sight(k, 0.3, share=0.3) for k in range(1, 61)]))
 
 
 def test_lambda_at_its_upper_bound_and_s_above():
@@ -88,18 +63,6 @@ def test_lambda_at_its_upper_bound_and_s_above():
         "S* = 5 % is out of reach: S is 30 % with lambda on its upper bound of 10 since step 200; try "
         "--lambda-max 100; other ways: docs/troubleshooting.md"
     )
-
-
-@pytest.mark.parametrize(("ratio", "bound", "side"), [(1.3, "high", "above"), (0.75, "low", "below")])
-@pytest.mark.parametrize("noise", [0.0, 0.01])
-def test_near_the_setpoint_on_a_bound_and_at_rest_it_is_said_within_a_few_ticks(ratio, bound, side, noise):
-    """Early in the run, where what is left of the learning rates is worth twenty times what is done."""
-    wobble = [1 + noise * math.sin(2.4 * k) for k in range(141)]
-    sights = [sight(k, 0.1 * ratio * wobble[k], ticks=140, **{bound: k >= 5}) for k in range(1, 141)]
-    sides = [state.side for state in watch(Reachability(0.1), sights)]
-    first = next(k for k, found in enumerate(sides, 1) if found)
-    assert 5 + PATIENCE - 1 <= first <= 5 + 3 * PATIENCE
-    assert set(sides[first:]) == {side}
 
 
 # In reach: no false alarm
@@ -136,7 +99,7 @@ def test_there_is_no_alarm(setpoint, sights):
 @pytest.mark.parametrize("at_end", [0.2, 0.5, 0.9])
 @pytest.mark.parametrize("where", [{"low": True}, {"share": 0.001}])
 def test_the_normal_rise_towards_a_setpoint_that_it_crosses(exponent, at_end, where):
-    law = Reachability(0.95 * at_end, growth=1e3)
+    law = Reachability(0.95 * at_end)
     states = watch(law, [sight(k, free(k, at_end, exponent=exponent), **where) for k in range(1, 61)])
     assert not any(state.side for state in states)
 
@@ -157,26 +120,17 @@ def test_warm_up_and_a_decaying_rate_make_no_alarm():
 @settings(max_examples=50)
 @given(st.lists(st.floats(0.8, 1.25), min_size=60, max_size=60))
 def test_noise_about_the_setpoint_is_no_evidence(noise):
-    states = watch(Reachability(0.1, growth=1e3), [sight(k, 0.1 * n, share=0.2) for k, n in enumerate(noise, 1)])
+    states = watch(Reachability(0.1), [sight(k, 0.1 * n, share=0.2) for k, n in enumerate(noise, 1)])
     assert not any(state.side for state in states)
-
-
-@pytest.mark.parametrize(("errors", "still"), [(1.9, True), (2.1, False), (-1.9, True), (-2.1, False)])
-def test_growth_within_two_standard_errors_of_none_is_none(errors, still):
-    """Residuals 2, -1, -2, -1, 2 at 0 ... 4 change no slope, whose standard error is sqrt(14 / 3 / 10)."""
-    exponent = errors * math.sqrt(14 / 30) + math.copysign(STILL, errors)
-    params = [math.exp(exponent * x + residual) for x, residual in enumerate((2, -1, -2, -1, 2))]
-    seen = [Observation(x, 0.1, 5.0, param, False, False, 0.2, math.exp(x), 1e9) for x, param in enumerate(params)]
-    assert _stands_still(tuple(seen)) is still
 
 
 # Episodes
 
 
 def test_it_is_withdrawn_in_band_and_counted_again():
-    stuck = [sight(k, 0.1, low=True) for k in range(20, 30)]
+    stuck = [sight(k, 0.05, low=True) for k in range(20, 30)]
     there = [sight(k, 0.5, low=False) for k in range(30, 32)]
-    again = [sight(k, 0.1, low=True) for k in range(32, 40)]
+    again = [sight(k, 0.05, low=True) for k in range(32, 40)]
     states = watch(Reachability(0.5), [*stuck, *there, *again])
     assert states[9].side == "below" and states[10].side is None
     assert states[-1].side == "below"
@@ -184,8 +138,8 @@ def test_it_is_withdrawn_in_band_and_counted_again():
 
 
 def test_one_doubtful_tick_does_not_withdraw_it():
-    stuck = [sight(k, 0.1, low=True) for k in range(20, 30)]
-    doubtful = [sight(k, 0.1, low=False, share=0.3) for k in range(30, 30 + PATIENCE)]
+    stuck = [sight(k, 0.05, low=True) for k in range(20, 30)]
+    doubtful = [sight(k, 0.05, low=False, share=0.3) for k in range(30, 30 + PATIENCE)]
     states = watch(Reachability(0.5), [*stuck, *doubtful])
     assert states[10].side == "below"
     assert states[-1].side is None
@@ -194,23 +148,23 @@ def test_one_doubtful_tick_does_not_withdraw_it():
 
 def test_a_tick_without_a_measurement_says_nothing():
     law = Reachability(0.5)
-    state = watch(law, [sight(k, 0.1, low=True) for k in range(20, 30)])[-1]
+    state = watch(law, [sight(k, 0.05, low=True) for k in range(20, 30)])[-1]
     assert law.update(state, None) == state
 
 
 def test_the_advice_is_one_remedy_with_a_number():
     law = Reachability(0.5)
-    state = watch(law, [sight(k, 0.1, low=True) for k in range(20, 30)])[-1]
+    state = watch(law, [sight(k, 0.05, low=True) for k in range(20, 30)])[-1]
     advice = law.advice(state, lambda_min=0.5, lambda_max=1e6)
     assert advice == (
-        "S* = 50 % is out of reach: S is 10 % with lambda on its lower bound of 0.5, and about 10 % is expected at "
-        "the end; try --target-s 0.08 (8 %); other ways: docs/troubleshooting.md"
+        "S* = 50 % is out of reach: S is 5 % with lambda on its lower bound of 0.5, and about 5 % is expected at "
+        "the end; try --target-s 0.04 (4 %); other ways: docs/troubleshooting.md"
     )
     assert law.advice(law.init(), 0.5, 1e6) is None
     summary = law.summary(state, 0.5, 1e6)
     assert summary["verdict"] == "stuck below the setpoint"
     assert summary["advice"] == (
-        "S* = 50 % was out of reach: S ended at 10 % with lambda on its lower bound of 0.5; try --target-s 0.08 (8 %); "
+        "S* = 50 % was out of reach: S ended at 5 % with lambda on its lower bound of 0.5; try --target-s 0.04 (4 %); "
         "other ways: docs/troubleshooting.md"
     )
 
