@@ -6,6 +6,7 @@ import pytest
 import torch
 from devices import T4
 
+from granite_scu.config.errors import Diverged
 from granite_scu.config.settings import BaseConfig, DataConfig, RunConfig, TrainerConfig
 from granite_scu.control import Fixed
 from granite_scu.control.loop import SKIPPED_IN_A_ROW
@@ -78,7 +79,9 @@ def test_out_of_memory(monkeypatch):
 def test_steps_that_are_not_finite():
     control = ShannonControl(Fixed(0.1), 10, None)
     control.loop.step, control.loop.failing = 130, SKIPPED_IN_A_ROW
-    assert quoted(f"error: {control._diverged(control.loop.failure)}")
+    with pytest.raises(Diverged) as caught:
+        control._check_failure()
+    assert quoted(f"error: {caught.value}")
 
 
 def test_a_step_below_what_is_expected():

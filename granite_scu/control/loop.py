@@ -122,11 +122,18 @@ class ControlLoop:
         return self._pending >= self.every
 
     @property
+    def unread(self) -> bool:
+        """Whether steps were taken since the newest tick; a run that ends so needs one more."""
+        newest: int = self.latest.get("step", 0)
+        return self.step > newest
+
+    @property
     def failure(self) -> str:
         """What says that the run has failed, for want of a finite step; empty where it has not."""
-        if self.failing < SKIPPED_IN_A_ROW:
-            return ""
-        return f"step {self.step}: loss or gradient was not finite in {self.failing} optimizer steps in a row"
+        if self.failing >= SKIPPED_IN_A_ROW:
+            return f"step {self.step}: loss or gradient was not finite in {self.failing} optimizer steps in a row"
+        # Before its end a run ticks only after applied steps.
+        return "loss or gradient was finite in no optimizer step" if 0 < self.skipped == self.step else ""
 
     def tick(self, plant: Plant) -> Window:
         """Measure, update the law, act and record in ``latest``; returns what was read of the steps."""

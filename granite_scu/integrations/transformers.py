@@ -4,7 +4,6 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -115,17 +114,8 @@ class ShannonCallback(TrainerCallback, ExportableState):
         general_tokens: int = DriftConfig.general_tokens,
         **settings: Any,
     ) -> None:
-        given = {
-            "target_s": target_s,
-            "controller": controller,
-            "control_every": DEFAULT_EVERY if control_every is None else control_every,
-            "prior_sigma": prior_sigma,
-            "n_tokens": n_tokens,
-            "gradient_clip": gradient_clip,
-            "max_drift": max_drift,
-            "general_data": general_data,
-            "general_tokens": general_tokens,
-        }
+        control_every = DEFAULT_EVERY if control_every is None else control_every
+        given = {name: value for name, value in locals().items() if name not in ("self", "settings")}
         with _of_arguments():
             self._arguments = {name: plain(name, value) for name, value in (given | settings).items()}
             check("every" not in settings, "--every", settings.get("every"), "give --control-every")
@@ -156,7 +146,6 @@ class ShannonCallback(TrainerCallback, ExportableState):
     ) -> None:
         self._stop()
         _check_arguments(args)
-        _check_order(args, state, type(self).__name__)
         _check_loss(model)
         adapter = Adapter(model)
         if self._config.actuator == "decoupled":
@@ -197,21 +186,40 @@ class ShannonCallback(TrainerCallback, ExportableState):
         self._running.finish_step(skipped=optimizer.step_was_skipped)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        step = state.global_step
-        due = self._loop.after_step(self._running, step)
-        if self._loop.failure:
-            raise Diverged(f"ShannonCallback: {self._loop.failure}; lower learning_rate, or leave fp16 and bf16 out to "
-                           "find the cause")  # fmt: skip
-        if due or step >= state.max_steps:
-            self._loop.tick(self._running)
-            state.log_history.append({**self._numbers, "step": step})
+        if self._loop.after_step(self._running, state.global_step) or state.global_step >= state.max_steps:
+            self._tick(state)
+        self._check_failure()
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, logs: dict, **kwargs: Any
     ) -> None:
-        """Add the newest tick to what callbacks after this one get, the progress line among them."""
+        """Add the newest tick to what callbacks after this one get, the progress line among them; to what is logged
+        of an evaluation, drift and what the trainer can choose the best adapter by."""
+        # Logged as training ends, early too, and before the trainer puts its best checkpoint back.
+        if "train_runtime" in logs and self._loop.unread:
+            self._tick(state)
+            self._check_failure()
         if "loss" in logs:
             logs.update((name, value) for name, value in self._numbers.items() if name in LOGGED)
+        # Of several sets each is evaluated by itself, as eval_NAME_loss.
+        evaluated = (name for name in logs if name.endswith("_runtime") and name != "train_runtime")
+        losses = [loss for name in evaluated if (loss := name.replace("_runtime", "_loss")) in logs]
+        if losses and self._held:
+            logged, share, budget = state.log_history[-1], self._tell_drift(state), float(self._drift.max_drift or 0)
+            in_budget = {f"{loss}_in_budget": loss_in_budget(logs[loss], share, budget) for loss in losses}
+            for record in (logs, logged):  # the trainer's history has a copy already
+                record |= {"eval_drift": share, **in_budget}
+
+    def _tick(self, state: TrainerState) -> None:
+        self._loop.tick(self._running)
+        state.log_history.append({**self._numbers, "step": state.global_step})
+
+    def _check_failure(self) -> None:
+        if self._loop.failure:
+            raise Diverged(
+                f"ShannonCallback: {self._loop.failure}; lower learning_rate, or leave fp16 and bf16 out to find the "
+                "cause"
+            )
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -223,25 +231,6 @@ class ShannonCallback(TrainerCallback, ExportableState):
                     "loop did not see, and max_drift %s%s", per_cent(found), per_cent(budget),
                     "" if held else "; lower the learning rate, train for more steps, or raise it")  # fmt: skip
         self._stop()
-
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Tell drift, and give the trainer what it can choose the best adapter by."""
-        share = self._tell_drift(state)
-        # Of several sets each is evaluated by itself, as eval_NAME_loss.
-        losses = {name: value for name, value in (metrics or {}).items() if name.endswith("_loss")}
-        if share is not None and metrics is not None and losses:
-            budget = float(self._drift.max_drift or 0)
-            in_budget = {f"{name}_in_budget": loss_in_budget(value, share, budget) for name, value in losses.items()}
-            logged = next((each for each in reversed(state.log_history) if losses.keys() <= each.keys()), {})
-            for record in (metrics, logged):  # the trainer has logged a copy already
-                record |= {"eval_drift": share, **in_budget}
 
     def _tell_drift(self, state: TrainerState) -> float | None:
         """Put the share of drift on what the loop never sees into the trainer's log; None where none is held."""
@@ -420,8 +409,9 @@ def _check_arguments(args: TrainingArguments) -> None:
          "added; set max_grad_norm=0, and the callback's gradient_clip clips the sum"),
         (args.label_smoothing_factor, "label_smoothing_factor: a smoothed loss is no cost of the data; set it to 0"),
         (getattr(args, "loss_type", "nll") != "nll", f"loss_type={getattr(args, 'loss_type', '')}: is no cost of the "
-         'data, in bits; set loss_type="nll"'),
-        (_by_budget(args) and args.greater_is_better, f"metric_for_best_model={args.metric_for_best_model}: the worst "
+         'data, in bits; use SFTTrainer, with loss_type="nll"'),
+        (str(args.metric_for_best_model).endswith("loss_in_budget") and args.greater_is_better,
+         f"metric_for_best_model={args.metric_for_best_model}: the worst "
          "adapter would be kept; set greater_is_better=False"),
         (args.n_gpu > 1, f"{args.n_gpu} GPUs in one process (DataParallel): start with torchrun, or make one GPU "
          "visible with CUDA_VISIBLE_DEVICES"),
@@ -431,22 +421,6 @@ def _check_arguments(args: TrainingArguments) -> None:
     ):  # fmt: skip
         if wrong:
             raise ValueError(f"ShannonCallback: {remedy}")
-
-
-def _by_budget(args: TrainingArguments) -> bool:
-    """Whether the trainer chooses by what the callback adds to evaluations."""
-    return str(args.metric_for_best_model).endswith("loss_in_budget")
-
-
-def _check_order(args: TrainingArguments, state: TrainerState, ours: str) -> None:
-    """Refuse a callback that stops by what this one adds to evaluations, and is called before it."""
-    if state.global_step or not _by_budget(args):  # a checkpoint's are sorted by name
-        return
-    if "EarlyStoppingCallback" in takewhile(lambda name: name != ours, state.stateful_callbacks):
-        raise ValueError(
-            f"EarlyStoppingCallback: comes before ShannonCallback, which computes {args.metric_for_best_model}, and "
-            "would never stop; give it after it in callbacks=[...]"
-        )
 
 
 def _check_loss(model: nn.Module) -> None:

@@ -65,10 +65,10 @@ class Texts(L.LightningDataModule):
 
 
 class Watch(L.Callback):
-    """Notes what acts, and saves a checkpoint after a step."""
+    """Notes what acts, and saves a checkpoint or stops after a step."""
 
-    def __init__(self, save: int | None, path: Path) -> None:
-        self.save, self.path = save, path
+    def __init__(self, save: int | None, path: Path, stop: int | None) -> None:
+        self.save, self.path, self.stop = save, path, stop
         self.acted: list[tuple[float, float]] = []
 
     def on_before_optimizer_step(self, trainer, module, optimizer) -> None:
@@ -77,17 +77,21 @@ class Watch(L.Callback):
     def on_train_batch_end(self, trainer, module, *_) -> None:
         if trainer.global_step == self.save and not self.path.exists():
             trainer.save_checkpoint(self.path)
+        trainer.should_stop = trainer.global_step == self.stop
 
 
 class Noted(TrainerCallback):
     """The same in the other trainer, which saves by itself."""
 
-    def __init__(self, callback: ShannonCallback) -> None:
-        self.callback = callback
+    def __init__(self, callback: ShannonCallback, stop: int | None) -> None:
+        self.callback, self.stop = callback, stop
         self.acted: list[tuple[float, float]] = []
 
     def on_pre_optimizer_step(self, args, state, control, *, optimizer, **kwargs) -> None:
         self.acted.append((self.callback._running.lam, optimizer.param_groups[0]["lr"]))
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        control.should_training_stop |= state.global_step == self.stop
 
 
 class InFp16(Trainer):
@@ -113,7 +117,7 @@ def in_lightning(make_module, make_batches, fit, poison, text, tokenizer, tmp_pa
     """As ``run``, by the application's own callback."""
 
     def run(
-        steps, every=2, accumulate=1, skip=(), save=None, resume=None, scaler=None, first=0,
+        steps, every=2, accumulate=1, skip=(), save=None, resume=None, stop=None, scaler=None, first=0,
         schedule="constant", clip=0.0, actuator="loss", begin=None, max_drift=None, sigma=SIGMA, **law,
     ):  # fmt: skip
         controller, records, meters = law_of(law, max_drift), [], []
@@ -122,7 +126,7 @@ def in_lightning(make_module, make_batches, fit, poison, text, tokenizer, tmp_pa
             meters = [DriftMeter(lambda *_: text, max_drift, (1e-3, 1e3), *sizes, padding_of(tokenizer))]
         drift = meters[0].plant if meters else None
         loop = ShannonControl(controller, every, Stopwatch(), records.append, drift=drift)
-        watch = Watch(save, tmp_path / "at.ckpt")
+        watch = Watch(save, tmp_path / "at.ckpt", stop)
         module = make_module(
             optimizer={"learning_rate": 1e-2, "schedule": schedule, "gradient_clip": clip},
             **{"sigma": sigma, "n_tokens": N, "total_steps": steps, "actuator": actuator},
@@ -150,7 +154,7 @@ def in_transformers(examples, adapted, trainer, ticks, text, tokenizer, monkeypa
     """As ``run``, by ``ShannonCallback``."""
 
     def run(
-        steps, every=2, accumulate=1, skip=(), save=None, resume=None, scaler=None, first=0,
+        steps, every=2, accumulate=1, skip=(), save=None, resume=None, stop=None, scaler=None, first=0,
         schedule="constant", clip=0.0, begin=None, max_drift=None, sigma=SIGMA, **law,
     ):  # fmt: skip
         model = adapted()
@@ -162,7 +166,7 @@ def in_transformers(examples, adapted, trainer, ticks, text, tokenizer, monkeypa
             settings = {"max_drift": max_drift, "general_data": [str(tmp_path / "text.jsonl")], **law}
         own = {"prior_sigma": sigma, "n_tokens": N, "gradient_clip": clip}
         callback = ShannonCallback(control_every=every, **own, **settings)
-        watch = Noted(callback)
+        watch = Noted(callback, stop)
         for layer in model.modules() if scaler else ():  # transformers' limit of inf is none that fp16 has there
             if hasattr(layer, "time_step_limit"):
                 layer.time_step_limit = (0.0, 100.0)
@@ -185,8 +189,8 @@ def run(request):
     """Trains the small model under a law for a number of optimizer steps.
 
     Arguments are ``ShannonCallback``'s, ``actuator`` and ``max_drift`` among them, and ``skip``: steps that are left
-    out, counted from 0; ``save`` and ``resume``: after which step; ``scaler``: of the loss, in fp16; ``first``: steps
-    whose text is passed over; ``begin``: the factors to begin with; ``sigma``: of the prior.
+    out, counted from 0; ``save``, ``resume`` and ``stop``: after which step; ``scaler``: of the loss, in fp16;
+    ``first``: steps whose text is passed over; ``begin``: the factors to begin with; ``sigma``: of the prior.
     """
     return request.getfixturevalue(f"in_{request.param}")
 
@@ -212,9 +216,14 @@ def overflowing(skip):
 # When it ticks, and what it counts
 
 
-@pytest.mark.parametrize(("steps", "accumulate", "at"), [(6, 1, [2, 4, 6]), (7, 3, [2, 4, 6, 7]), (1, 1, [1])])
-def test_it_ticks_every_so_many_optimizer_steps_and_once_more_at_the_end(run, make_batches, steps, accumulate, at):
-    ran = run(steps, accumulate=accumulate, schedule="linear")
+@pytest.mark.parametrize(
+    ("steps", "accumulate", "stop", "at"),
+    [(6, 1, None, [2, 4, 6]), (7, 3, None, [2, 4, 6, 7]), (1, 1, None, [1]), (9, 1, 5, [2, 4, 5])],
+)
+def test_it_ticks_every_so_many_optimizer_steps_and_once_more_at_the_end(
+    run, make_batches, steps, accumulate, stop, at
+):
+    ran = run(steps, accumulate=accumulate, stop=stop, schedule="linear")
     counts = [int((batch["labels"] != -100).sum()) for batch in make_batches(steps * accumulate)]
     assert [tick["step"] for tick in ran.ticks] == at
     assert [tick["tokens"] for tick in ran.ticks] == [sum(counts[: accumulate * step]) for step in at]
@@ -367,5 +376,7 @@ def test_a_penalty_that_overflows_alone_is_skipped_and_ends_the_run_in_time(run,
     assert last["skipped"] == 2 and 0 < last["data_grad_norm"] < math.inf
     assert all(map(torch.equal, ran.plant.factors, first.plant.factors)), "they left no trace"
     assert scaler is None or scaler.get_scale() == 2.0**16, "nor on the scale"
+    with pytest.raises(Diverged, match="finite in no optimizer step"):
+        run(2, begin=[torch.full_like(factor, math.nan) for factor in first.begin], scaler=scaler, **FIXED)
     with pytest.raises(Diverged, match=f"step {1 + SKIPPED_IN_A_ROW}: .*not finite in {SKIPPED_IN_A_ROW}.*lower"):
         run(SKIPPED_IN_A_ROW + 2, every=40, scaler=scaler, **overflows)

@@ -10,10 +10,11 @@ from torch.utils.data import DataLoader
 from transformers import (
     AutoModelForCausalLM,
     DataCollatorForSeq2Seq,
+    EarlyStoppingCallback,
     LlamaConfig,
     LlamaForCausalLM,
     Trainer,
-    TrainerState,
+    TrainerCallback,
 )
 
 from granite_scu.data.sources.documents import Conversation
@@ -26,6 +27,16 @@ from granite_scu.model.drift import MARGIN
 
 STEPS, EVERY, WIDTH, ROWS, BUDGET = 12, 2, 12, 2, 0.002
 RATE, N = 1e-2, 1000
+
+
+class Shown(TrainerCallback):
+    """Keeps what a trainer logs."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict] = []
+
+    def on_log(self, args, state, control, logs, **kwargs) -> None:
+        self.logs.append(dict(logs))
 
 
 @pytest.fixture(scope="module")
@@ -158,15 +169,26 @@ def test_what_the_run_lacks_is_said_before_the_first_step(examples, adapted, tra
 
 
 @pytest.mark.parametrize("sets", [("",), ("a_", "b_")])
-def test_each_set_that_is_evaluated_has_its_loss_in_budget(sets, monkeypatch):
-    callback = ShannonCallback(max_drift=BUDGET)
-    monkeypatch.setattr(callback, "_tell_drift", lambda state: 10 * BUDGET)
-    state = TrainerState(log_history=[{"eval_loss": 1.0}])
-    for name in sets:
-        metrics = {f"eval_{name}loss": 2.0, f"eval_{name}runtime": 1.0}
-        state.log_history += [{**metrics, "step": 3}, {"scu/drift_held_out": 10 * BUDGET}]
-        callback.on_evaluate(None, state, None, metrics)
-        for told in (metrics, state.log_history[-2]):
-            assert told.keys() > {f"eval_{name}loss_in_budget", "eval_drift"}
-            assert told[f"eval_{name}loss_in_budget"] > 1000
-    assert state.log_history[0] == {"eval_loss": 1.0}
+def test_a_trainer_stops_early_by_the_loss_in_budget(sets, base, examples, trainer, text, tokenizer, tmp_path):
+    """Drift is beyond a small budget at the first evaluation, and further at the second; of each set it is logged."""
+    text.write(tmp_path / "text.jsonl", tokenizer)
+    rows, model = examples(STEPS), AutoModelForCausalLM.from_pretrained(base)
+    model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"))
+    evaluated = rows[:2] if sets == ("",) else {name[:-1]: rows[:2] for name in sets}
+    best = {"metric_for_best_model": f"eval_{sets[-1]}loss_in_budget", "greater_is_better": False}
+    often = dict.fromkeys(("eval_strategy", "save_strategy"), "steps") | {"eval_steps": 3, "save_steps": 3}
+    made = partial(Trainer, eval_dataset=evaluated)
+    run = trainer(
+        model, rows, EarlyStoppingCallback(1), cls=made, tokenizer=tokenizer, **best, **often,
+        load_best_model_at_end=True,
+    )  # fmt: skip
+    weak = {"lambda_init": 1e-3, "lambda_max": 1e-3, "general_data": [str(tmp_path / "text.jsonl")]}
+    run.add_callback(ShannonCallback(max_drift=1e-5, control_every=EVERY, n_tokens=N, **weak))
+    run.add_callback(shown := Shown())
+    run.train()
+    assert (run.state.global_step, run.state.best_global_step) == (6, 3)
+    for told in (run.state.log_history, shown.logs):
+        evaluations = [each for each in told if any(f"eval_{name}loss" in each for name in sets)]
+        assert len(evaluations) == 2 * len(sets)
+        for each, name in zip(evaluations, sets * 2, strict=True):
+            assert each[f"eval_{name}loss_in_budget"] > 1000 and each["eval_drift"] > 0

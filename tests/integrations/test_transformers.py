@@ -1,7 +1,6 @@
 """The callback in real trainers: the same loop as the application's own, on the same steps."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,14 +12,12 @@ from torch.utils.data import IterableDataset
 from transformers import (
     AutoModelForCausalLM,
     BitsAndBytesConfig,
-    EarlyStoppingCallback,
     GPT2Config,
     GPT2ForSequenceClassification,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
-    Trainer,
     TrainerCallback,
 )
 
@@ -289,15 +286,6 @@ class Stream(IterableDataset):
 
     def __iter__(self):
         yield {"input_ids": torch.arange(4), "labels": torch.arange(4)}
-
-
-def test_a_callback_that_would_not_see_the_metric_it_stops_by_is_refused(adapted, examples, trainer):
-    best = {"metric_for_best_model": "loss_in_budget", "greater_is_better": False, "eval_strategy": "steps"}
-    rows = examples(1)
-    run = trainer(adapted(), rows, EarlyStoppingCallback(), cls=partial(Trainer, eval_dataset=rows), **best)
-    run.add_callback(ShannonCallback(0.02))
-    with pytest.raises(ValueError, match="EarlyStoppingCallback: comes before ShannonCallback"):
-        run.train()
 
 
 def test_an_adapter_on_several_devices_is_refused(adapted):

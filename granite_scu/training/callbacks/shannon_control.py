@@ -62,17 +62,14 @@ class ShannonControl(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, module: GraniteModule, *_: Any) -> None:
         if trainer.global_step == self.loop.step:  # a micro-batch inside an accumulation window
             return
-        due = self.loop.after_step(module, trainer.global_step)
-        if self.loop.failure:
-            raise self._diverged(self.loop.failure)
-        if due:
+        if self.loop.after_step(module, trainer.global_step):
             self.tick(trainer, module)
+        self._check_failure()
 
     def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
-        if self.loop.latest.get("step") != self.loop.step:
+        if self.loop.unread:
             self.tick(trainer, module)
-        if 0 < self.loop.skipped == trainer.global_step:
-            raise self._diverged("loss or gradient was finite in no optimizer step")
+        self._check_failure()
 
     def tick(self, trainer: L.Trainer, module: GraniteModule) -> None:
         """Let the loop act, and log."""
@@ -91,10 +88,12 @@ class ShannonControl(L.Callback):
         steps, seconds = window.applied + window.skipped, window.tokens / rate if rate else 0.0
         return {"tokens_per_s": rate, **(self.monitor.read(steps, seconds) if self.monitor else {})}
 
-    def _diverged(self, how: str) -> Diverged:
-        return Diverged(
-            f"{how}; lower --learning-rate, or use --precision fp32 to find the cause (fp16 has no number above 65,504)"
-        )
+    def _check_failure(self) -> None:
+        if self.loop.failure:
+            raise Diverged(
+                f"{self.loop.failure}; lower --learning-rate, or use --precision fp32 to find the cause (fp16 has no "
+                "number above 65,504)"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return self.loop.state()
