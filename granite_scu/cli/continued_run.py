@@ -1,13 +1,13 @@
 """The settings of a run that ``--resume-from-checkpoint`` continues, from its folder, which may come from anybody."""
 
 import logging
+import re
 from collections import ChainMap
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from granite_scu.cli.config_layers import A_FLAG, Layer, of_file
-from granite_scu.cli.yaml_files import check_plain
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TEXTS, RunConfig
 from granite_scu.storage.checkpoint_list import AUTO, LAST
@@ -45,8 +45,29 @@ def settings_of_the_run(given: dict[str, Any], files: Sequence[Layer], usual: Se
         log.warning("%s: ended before its first checkpoint, and begins again with what you give, without its settings; "
                     "for those add --config %s", folder, file)  # fmt: skip
         return []
-    settings = check_plain(file, asked)
-    return [of_file(str(file)), Layer(A_FLAG, now | _files_from_here(settings, folder, asked))]
+    layer = of_file(str(file))
+    _check_plain(layer, asked)
+    return [layer, Layer(A_FLAG, now | _files_from_here(layer.values, folder, asked))]
+
+
+def _check_plain(run: Layer, asked: Collection[str]) -> None:
+    """Refuse the configuration of a run folder that names code: a folder may come from anybody.
+
+    Settings of Lightning's Trainer may name classes and functions of any module, which are then imported and called.
+    So may the controller. In a file that the user gives with ``--config`` they may. What is ``asked`` for takes the
+    place of the file's own. Raises UserError.
+    """
+    for key, value in run.values.items():
+        if key in asked:
+            continue
+        is_plain = re.fullmatch(r"[\w:+-]*", value) if isinstance(value, str) else not isinstance(value, list | dict)
+        if key.startswith("trainer.") and not is_plain:
+            remedy = "give a file that has it with --config, or take it out of this one"
+        elif key == "control.controller" and ":" in str(value):
+            remedy = f"where you trust it, add --controller {value}"
+        else:
+            continue
+        raise UserError(f"{run.origin}: {key} names code, which a run folder may not; {remedy}")
 
 
 _PATHS = ("base.name", "lora.adapter", "data.cache_dir")
@@ -57,23 +78,22 @@ def _files_from_here(settings: dict[str, Any], folder: Path, asked: Collection[s
     """The files of the run that is continued by where they are now: it may have been started in another folder."""
     from granite_scu.data.sources.read import is_path  # late: numpy
 
-    data, now = settings.get("data", {}), {}
-    if data.get("chat_template") is not None and "data.chat_template" not in asked:
+    now: dict[str, Any] = {}
+    if settings.get("data.chat_template") is not None and "data.chat_template" not in asked:
         now |= _template_of_the_run(folder)
-    for key in TEXTS:
-        sources = data.get(key) or []
+    for key in (f"data.{name}" for name in TEXTS):
+        sources = settings.get(key) or []
         sources = [sources] if isinstance(sources, str) else sources
         # Anything else the parser refuses.
         if isinstance(sources, list) and all(isinstance(source, str) for source in sources):
             found = [as_seen_from_here(source, folder) if is_path(source) else source for source in sources]
             if found != sources:
-                now[f"data.{key}"] = found
+                now[key] = found
     for key in _PATHS:
-        group, _, name = key.partition(".")
-        value = settings.get(group, {}).get(name)
+        value = settings.get(key)
         if isinstance(value, str) and (found := found_from_here(value, folder)) != value:
             now[key] = found
-    cache = now.get("data.cache_dir", data.get("cache_dir"))
+    cache = now.get("data.cache_dir", settings.get("data.cache_dir"))
     if "data.cache_dir" not in asked and not _holds_tokens(cache):
         # A run folder may be a stranger's: nothing is written into a folder that it names and that is not ours.
         log.warning("--cache-dir %s: holds no kept tokens; the usual folder is taken, unless you give the flag", cache)

@@ -1,13 +1,12 @@
 """YAML files of settings: read once, and refused where they are no plain settings, or say what nobody means."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 
-from granite_scu.config import flags
 from granite_scu.config.errors import UserError, one_line
 
 _LARGEST = 10_000
@@ -38,46 +37,6 @@ _DEEPEST = 20
 
 OF_A_RUN = {"control.controller", "control.actuator", "control.measure"}
 """Keys that the file of a run has, which has all, and hardly one that somebody wrote."""
-
-
-def check_plain(path: Path, asked: Collection[str] = ()) -> dict[str, Any]:
-    """The configuration that lies in a run folder, which may name no code: a folder may come from anybody.
-
-    Settings of Lightning's Trainer may name classes and functions of any module, which are then imported and called.
-    So may the controller. In a file that the user gives with ``--config`` they may.
-
-    Args:
-        path: of the file.
-        asked: dotted keys that the user gives a value; the file's own is not taken.
-
-    Raises:
-        UserError: a setting that is neither a number, a switch nor a plain word, or is in none of our groups.
-    """
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path}: is no file")
-    text = read(str(path))
-    checked(str(path), text)
-    content: dict[str, Any] = parse(text)
-    for group, inside in content.items():
-        if group == "seed_everything":
-            continue
-        if not isinstance(inside, dict) or group not in flags.SETTINGS:
-            raise UserError(f"{path}: {group} is no group of settings; the file is not as a run has written it")
-        law = str(inside.get("controller")) if group == "control" else ""
-        if ":" in law and "control.controller" not in asked:
-            raise UserError(
-                f"{path}: control.controller names code, which a run folder may not; where you trust it, add "
-                f"--controller {law}"
-            )
-        for name, value in inside.items() if group == "trainer" else ():
-            if f"trainer.{name}" in asked:
-                continue
-            if isinstance(value, list | dict) or (isinstance(value, str) and not re.fullmatch(r"[\w:+-]*", value)):
-                raise UserError(
-                    f"{path}: trainer.{name} names code, which a run folder may not; give a file that has it with "
-                    "--config, or take it out of this one"
-                )
-    return content
 
 
 def read(path: str) -> str:
