@@ -52,16 +52,6 @@ def test_defaults_give_way_to_files_in_order_and_files_to_flags(layers):
     assert module_request("--config", second, "--config", first).lora.rank == 4
 
 
-def test_the_scripts_files_and_flags_have_the_same_order(layers):
-    first, second = layers
-    # Flags win wherever they stand, and over the test run's own defaults too.
-    argv = ["--kp", "0.7", "--config", first, "--test-run", "--config", second]
-    request = script_request(*argv)
-    assert (request.lora.rank, request.lora.alpha) == (6, 8.0)
-    assert (request.control.kp, request.control.ki, request.control.every) == (0.7, 0.1, 4)
-    assert script_request("--test-run", "--control-every", "9").control.every == 9
-
-
 @pytest.mark.parametrize(
     ("script", "module"),
     [

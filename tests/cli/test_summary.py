@@ -114,10 +114,5 @@ def test_after_chats_four_questions_are_shown_with_their_answers_and_what_is_nex
     assert [f"I say {n}.\n" in shown for n in range(9)] == [True] * 4 + [False] * 5
     assert "Only 9 of 40 held-out questions" in shown and f"granite-scu eval {tmp_path} --samples 40 asks all" in shown
     assert "It is 3.\n" in shown and "base: Cats. Cats." in shown and "Cats. ...\n" in shown
-    assert "--chat" in shown and "--chat" not in printed(summary_of(), tmp_path / "texts")
-
-
-def test_after_chats_one_talks_to_the_model_and_after_texts_has_one_continued(tmp_path):
-    after_chats, after_texts = (printed(summary_of(), tmp_path, chats=chats) for chats in (True, False))
-    assert "--chat" in after_chats and "--prompt" not in after_chats
-    assert "--prompt" in after_texts and "--chat" not in after_texts
+    assert "--chat" in shown and "--chat" in printed(summary_of(), tmp_path / "unasked", chats=True)
+    assert "--chat" not in printed(summary_of(), tmp_path / "texts")

@@ -115,11 +115,6 @@ def test_a_text_that_is_empty_or_begins_wrong_is_refused(text, words, tmp_path):
     assert line.startswith(f"--data-dir {tmp_path / 'chats.jsonl'}") and words in line
 
 
-def test_a_value_of_the_wrong_kind_in_a_file_is_named_with_file_and_line(layer):
-    path = layer("data:\n  batch_size: eight\n")
-    assert refused("--config", path) == f"--batch-size (in {path}:2) eight: must be a whole number"
-
-
 def test_a_run_folder_that_is_not_empty_is_refused_where_a_run_would_be_written(tmp_path, monkeypatch):
     (tmp_path / "notes.txt").write_text("mine")
     folder = ["--output-dir", str(tmp_path)]
@@ -185,14 +180,6 @@ def test_general_text_without_a_budget_of_drift_is_refused_and_not_ignored(tmp_p
     assert words.startswith(f"{given[0]} ") and "--max-drift" in words and ("add one" in words) != bool(resumed)
 
 
-def test_a_refusal_loads_neither_torch_nor_lightning():
-    code = (
-        "import sys; from granite_scu.cli.main import main; code = main(['train', '--data-dir', 'no/texts']);"
-        "sys.exit(code if not {'torch', 'lightning', 'transformers'} & set(sys.modules) else 99)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 2
-
-
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -250,11 +237,11 @@ def test_a_disk_that_fills_up_under_a_help_text_loses_no_steps(capsys, monkeypat
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [("eval",), ("generate", "--prompt", "x"), ("merge", "--out", "out")])
-def test_a_run_that_is_not_there_is_refused_before_torch_is_imported(command, tmp_path):
+@pytest.mark.parametrize("command", [("train", "--data-dir"), ("eval",), ("generate",), ("merge", "--out", "out")])
+def test_what_is_not_there_is_refused_before_anything_heavy_is_imported(command, tmp_path):
     code = "import sys; from granite_scu.cli.main import main; code = main(sys.argv[1:]); "
-    code += "assert 'torch' not in sys.modules; sys.exit(code)"
+    code += "assert not {'torch', 'lightning', 'transformers'} & set(sys.modules); sys.exit(code)"
     call = [sys.executable, "-c", code, *command, str(tmp_path / "nothing")]
     done = subprocess.run(call, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
-    assert "nothing: no such folder" in done.stderr and done.stderr.count("\n") == 1
+    assert "nothing: no such f" in done.stderr and done.stderr.count("\n") == 1

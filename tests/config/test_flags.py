@@ -10,8 +10,7 @@ from granite_scu.cli.argument_parser import without_local_rank
 from granite_scu.cli.script_flags import translate
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import DataConfig
-from granite_scu.control import PI, Linear
+from granite_scu.config.settings import DataConfig, RunConfig
 
 NAMES = """
 --model --data-dir --validation-data --test-data --held-out-share --text-column --record-format --data-weights
@@ -61,53 +60,6 @@ FLAGS = [(flag.name, flag.key, *sample(flag)) for flag in flags.FLAGS.values()]
 """Of each flag its name, its key, a value to give and what the configuration then holds."""
 
 ASKING = ["--test-run", "--check-requirements", "--dry-run", "--json", "--debug", "--print-config", "--config"]
-
-# Where --help says in words what the default is, which is worked out later or reads otherwise.
-PROMISED = {
-    "--target-s": "none",
-    "--controller": "none, or pi where a setting of a controller is given",
-    "--data-dir": "wikitext-2 from the hub",
-    "--lora-targets": "all",
-    "--validation-data": "held out of --data-dir",
-    "--test-data": "held out of --data-dir, or --validation-data",
-    "--held-out-share": "20% of text, 10% of conversations",
-    "--data-weights": "1 each",
-    "--cache-dir": "~/.cache/granite-scu",
-    "--chat-template": "the model's",
-    "--system": "none: the template's own",
-    "--gpus": "one, or all with --multi-gpu",
-    "--chat-template-args": "none",
-    "--controller-args": "none",
-    "--lambda-min": "1e-06, 0.001 with --max-drift",
-    "--lambda-max": "1e+06; with --max-drift what lambda begins with",
-    "--output-dir": "./granite_cuda_output",
-    "--max-steps": "as the data fill, 1000 at most, chats 5000; off when --num-epochs is alone",
-    "--batch-size": "8, fewer where there are few data",
-    "--eval-batch-size": "--batch-size",
-    "--gradient-accumulation-steps": "4, fewer where there are few data",
-    "--block-size": "1024, fewer where there are few data, more where chats are longer",
-    "--learning-rate": "by the model's width",
-    "--warmup-steps": "a twentieth of the run, 50 at most",
-    "--adapter": "none: a new one",
-    "--precision": "auto",
-    "--torch-compile": "auto",
-    "--gradient-checkpointing": "auto",
-    "--memory-fraction": "what is needed",
-    "--control-every": "10, fewer in a short run with a controller",
-    "--n-tokens": "supervised tokens of the training set",
-    "--save-steps": "half of the run, 500 at most",
-    "--eval-steps": "a fifth to a tenth of the run, 500 at most",
-}
-
-# What is shown of settings that each law has its own default of: pi's, or the first one's that has the setting.
-OF_A_LAW = {
-    "--kp": "pi's: scheduled by how fast the adapter gets to S*",
-    "--ki": "pi's: Kp / min(tau, 10), tau the ticks that the adapter takes to S*",
-    "--ema-alpha": f"pi's: {PI.ema_alpha}",
-    "--deadband": f"pi's: {PI.deadband}",
-    "--lambda-init": "pi's: worked out from S* or the budget",
-    "--lambda-end": f"linear's: {Linear.lambda_end}",
-}
 
 
 def arguments(*argv: str) -> list[str]:
@@ -201,16 +153,13 @@ def test_what_the_machine_decides_can_be_switched_on_and_off_and_left_to_it_agai
 
 
 def test_help_shows_every_flag_and_its_default():
-    request = resolved()
-    shown = shown_defaults()
+    """In words where the data, the device or the law decide; else that of the setting, and what a run then has."""
+    request, shown = resolved(), shown_defaults()
     assert shown.keys() == flags.FLAGS.keys()
-    for name in shown:
-        value = value_of(request, flags.KEYS[name])
-        usual = "on" if value is True else "off" if value is None or value is False else str(value)
-        shown_as = PROMISED.get(name, usual)
-        if name in OF_A_LAW:
-            shown_as = f"the controller's own; {OF_A_LAW[name]}"
-        assert shown[name] == shown_as, name
+    for name, flag in flags.FLAGS.items():
+        said = flag.default if flag.default != flags.DEFAULTS.get(flag.key) else value_of(request, flag.key)
+        usual = "on" if said is True else "off" if said is None or said is False else str(said)
+        assert shown[name] == usual, name
 
 
 @pytest.mark.parametrize("asked", ["--help", "--help-all"])
@@ -280,7 +229,7 @@ def test_resuming_goes_on_in_the_checkpoints_own_folder():
     assert resolved("--resume-from-checkpoint", "some/run/checkpoint-20/").run.output_dir == "some/run"
     assert resolved("--resume-from-checkpoint", "some/run/checkpoint-20", "--output-dir", "x").run.output_dir == "x"
     assert resolved("--resume-from-checkpoint", "last", "--output-dir", "x").run.output_dir == "x"
-    assert resolved("--resume-from-checkpoint", "last").run.output_dir == PROMISED["--output-dir"]
+    assert resolved("--resume-from-checkpoint", "last").run.output_dir == RunConfig.output_dir
 
 
 def test_what_a_null_or_an_empty_text_stands_for_is_no_part_of_the_help():

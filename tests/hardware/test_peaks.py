@@ -13,23 +13,10 @@ from granite_scu.hardware.peaks import matmul_tflops, peak_flops, printed_peak
         ("T4", 65, 8.1),
         ("V100", 125, 15.7),
         ("V100_32", 112, 14),
-        ("RTX_2080_TI", 53.8, 13.4),
-        ("A10", 125, 31.2),
-        ("A10G", 70, 31.5),
-        ("A30X2", 165, 10.3),
-        ("A40", 149.7, 37.4),
-        ("A6000", 154.8, 38.7),
-        ("RTX_3080", 59.5, 29.8),
-        ("RTX_3090", 71, 35.6),
-        ("RTX_4080", 97.5, 48.7),
         ("RTX_4090", 165.2, 82.6),
         ("A100", 312, 19.5),
-        ("A100_40", 312, 19.5),
-        ("L4", 121, 30.3),
-        ("H100", 989, 67),
         ("H200X8", 989, 67),
         ("B200", 2250, 75),
-        ("RTX_5080", 112.6, 56.3),
         ("RTX_5090", 209.5, 104.8),
     ],
 )
@@ -68,11 +55,7 @@ def test_a_cpu_is_measured_once():
     assert peak_flops(devices.CPU, "32-true") == peak
 
 
-def test_the_rate_of_matrix_products_is_measured():
-    assert 1e-4 < matmul_tflops("cpu", torch.float32, seconds=0.01) < 1e3
-
-
-def test_measuring_leaves_the_runs_randomness_alone():
+def test_the_rate_of_matrix_products_is_measured_and_the_runs_randomness_left_alone():
     before = torch.get_rng_state()
-    matmul_tflops("cpu", torch.float32, seconds=0.001)
+    assert 1e-4 < matmul_tflops("cpu", torch.float32, seconds=0.01) < 1e3
     assert torch.equal(before, torch.get_rng_state())

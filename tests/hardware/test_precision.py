@@ -11,37 +11,23 @@ from granite_scu.hardware.machine import resolve, resolve_accelerator, resolve_p
 
 
 @pytest.mark.parametrize(
-    ("device", "precision"),
+    ("device", "fitting", "others"),
     [
-        (P100, "32-true"),
-        (V100, "16-mixed"),
-        (T4, "16-mixed"),
-        (A100, "bf16-mixed"),
-        (RTX_4090, "bf16-mixed"),
-        (B200, "bf16-mixed"),
-        (CPU, "32-true"),
-        (AMX, "bf16-mixed"),
+        (P100, "32-true", ["16-mixed"]),
+        (V100, "16-mixed", []),
+        (T4, "16-mixed", ["32-true"]),
+        (A100, "bf16-mixed", ["16-mixed"]),
+        (RTX_4090, "bf16-mixed", []),
+        (B200, "bf16-mixed", ["32-true"]),
+        (CPU, "32-true", []),
+        (AMX, "bf16-mixed", []),
     ],
-    ids=lambda value: getattr(value, "name", value),
+    ids=lambda value: getattr(value, "name", None),
 )
-@pytest.mark.parametrize("requested", [None, "auto"])
-def test_precision_follows_the_device(device, precision, requested):
-    assert resolve_precision(requested, device) == precision
-
-
-@pytest.mark.parametrize(
-    ("requested", "device"),
-    [
-        ("bf16-mixed", A100),
-        ("bf16-mixed", AMX),
-        ("16-mixed", T4),
-        ("16-mixed", A100),
-        ("32-true", CPU),
-        ("32-true", B200),
-    ],
-)
-def test_a_precision_the_device_has_is_taken_as_asked(requested, device):
-    assert resolve_precision(requested, device) == requested
+def test_precision_follows_the_device_and_one_that_it_has_is_taken_as_asked(device, fitting, others):
+    assert resolve_precision(None, device) == resolve_precision("auto", device) == fitting
+    for asked in (fitting, *others):
+        assert resolve_precision(asked, device) == asked
 
 
 @pytest.mark.parametrize(
