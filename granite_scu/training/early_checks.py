@@ -96,7 +96,7 @@ def _read(request: Request) -> Iterator[tuple[str, Path]]:
     """What the run reads of this machine's files, each with its flag: of a pattern or a folder every file."""
     for source in filter(is_path, request.data.sources):
         yield "--data-dir", Path(source).expanduser()
-        yield from (("--data-dir", file) for file in files.find(source))
+        yield from (("--data-dir", file) for file in files.search(source)[0])
     named = {"--model": request.base.name, "--adapter": request.lora.adapter}
     named["--resume-from-checkpoint"] = request.run.resume
     for flag, name in named.items():

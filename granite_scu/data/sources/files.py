@@ -43,12 +43,6 @@ def is_text(path: Path) -> bool:
     return "\0" not in beginning
 
 
-def find(given: str) -> list[Path]:
-    """The files of ``search``, which raises the same."""
-    found, _ = search(given)
-    return found
-
-
 def search(given: str) -> tuple[list[Path], Counter[str]]:
     """Every file that a path stands for, sorted: itself, those in a folder in depth, or those that a pattern matches;
     and the number of those that are passed over: the hidden ones of a folder, such as git's, and links to others here.
@@ -194,7 +188,12 @@ def decoded(path: Path, encoding: str) -> Iterator[str]:
             except UnicodeDecodeError as error:  # its object ends where the data does, and may begin before them
                 byte = offset - len(error.object) + error.start
                 number = line + bytes(error.object[: error.start]).count(b"\n") + 1
-                raise _undecodable(path, byte, number, encoding) from error
+                name = "UTF-8" if _is_utf8(encoding) else encoding
+                raise UserError(
+                    f"--data-dir {path}: byte {byte} (line {number}) is not valid {name}; convert the file, for "
+                    "example with iconv -f latin1 -t utf-8, or, where every file has the same encoding, name it with "
+                    "--encoding (such as cp1252)"
+                ) from error
             except UnicodeError as error:  # of the text as a whole, such as a missing byte order mark
                 raise UserError(
                     f"--data-dir {path}: not valid {encoding} ({error}); name the encoding that it has with --encoding "
@@ -221,14 +220,6 @@ def _decoder(beginning: bytes, encoding: str) -> codecs.IncrementalDecoder:
         is_utf16 = beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         encoding = "utf-16" if is_utf16 else "utf-8-sig"
     return codecs.getincrementaldecoder(encoding)()
-
-
-def _undecodable(path: Path, byte: int, line: int, encoding: str) -> UserError:
-    name = "UTF-8" if _is_utf8(encoding) else encoding
-    return UserError(
-        f"--data-dir {path}: byte {byte} (line {line}) is not valid {name}; convert the file, for example with "
-        "iconv -f latin1 -t utf-8, or, where every file has the same encoding, name it with --encoding (such as cp1252)"
-    )
 
 
 def _is_utf8(encoding: str) -> bool:

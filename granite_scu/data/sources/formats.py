@@ -142,17 +142,15 @@ def read_jsonl(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[
         UserError: a line that is not a JSON object.
     """
     for number, line in enumerate(files.lines(path, encoding), start=1):
-        if line.strip():
-            yield f"{path}:{number}", _object(line, f"{path}:{number}")
-
-
-def _object(line: str, place: str) -> Record:
-    try:
-        record = parse_json(line.rstrip(), object_pairs_hook=unambiguous)
-    except ValueError as error:
-        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise UserError(f"--data-dir {place}: not valid JSON ({reason}); {_A_LINE}") from error
-    return _record(record, place, _A_LINE)
+        if not line.strip():
+            continue
+        place = f"{path}:{number}"
+        try:
+            record = parse_json(line.rstrip(), object_pairs_hook=unambiguous)
+        except ValueError as error:
+            reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+            raise UserError(f"--data-dir {place}: not valid JSON ({reason}); {_A_LINE}") from error
+        yield place, _record(record, place, _A_LINE)
 
 
 def _record(value: Any, place: str, remedy: str = 'each record must be one, as {"text": "..."}') -> Record:

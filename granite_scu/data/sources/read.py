@@ -229,7 +229,7 @@ def check_beginning(path: str, text_column: str, encoding: str, record_format: s
 
 def files_read(path: str) -> list[Path]:
     """The files that a source stands for and that are read; the log does not count the others."""
-    return _of_kinds_read(path, files.find(path))
+    return _of_kinds_read(path, files.search(path)[0])
 
 
 def _of_kinds_read(path: str, found: Iterable[Path]) -> list[Path]:

@@ -13,7 +13,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources import files, samples
 from granite_scu.data.sources.documents import Document, TextFile
-from granite_scu.data.sources.read import Source, files_read, is_path, named_by, no_text, sources_of
+from granite_scu.data.sources.read import Source, is_path, named_by, no_text, sources_of
 from granite_scu.data.sources.record_formats import TEXT, in_words
 from granite_scu.data.tokens import cache
 from granite_scu.data.tokens.chat import DAY, Renderer
@@ -46,11 +46,10 @@ def prepare(
     """
     every = [*config.sources, *(name for _, names in config.files.values() for name in names)]
     names = [os.path.abspath(Path(name).expanduser()) if is_path(name) else name for name in every]  # from any folder
-    before = _stamps(every)
     sources = sources_of(config) if sources is None else sources
+    before = _stamps(sources)
     flags = [config.named_for(source.split)[0] for source in sources]
     digests = [_digest(source, flag) for source, flag in zip(sources, flags, strict=True)]
-    size = sum(size for _, size in digests)
     facts = {
         "sources": names,
         "settings": [
@@ -67,8 +66,8 @@ def prepare(
         if done:
             _log.info("continuing the interrupted tokenisation of %s", config.named)
         parts = encoded([source.read() for source in sources], renderer, config.split_seed, done, flags)
-        yield from with_progress_bar(parts, size if show_progress else 0)
-        if _stamps(every) != before:  # what was read is then not what the tokens are kept under the name of
+        yield from with_progress_bar(parts, sum(size for _, size in digests) if show_progress else 0)
+        if _stamps(sources) != before:  # what was read is then not what the tokens are kept under the name of
             raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
 
     found = cache.prepared(folder, cache.key_of(facts), make, 1 + max(tokenizer.get_vocab().values()))
@@ -125,23 +124,22 @@ def check_documents(config: DataConfig, corpus: Corpus) -> None:
             _log.warning("%s %s: %s holds no conversation to use it for", flag, given, text)
 
 
-def _stamps(sources: list[str]) -> list[tuple[str, int, int]]:
-    """Name, size and time of change of each of the user's files; whoever reads them reports what is wrong with them."""
-    own = [name for name in sources if name.strip() and is_path(name)]
+def _stamps(sources: Sequence[Source]) -> list[tuple[int, int]]:
+    """Size and time of change of each of the user's files; whoever reads them reports what is wrong with them."""
     try:
-        found = [file for name in own for file in files_read(name)]
-        return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in found]
-    except (OSError, UserError):
+        found = [file.stat() for source in sources for file in source.files or ()]
+    except OSError:
         return []
+    return [(each.st_size, each.st_mtime_ns) for each in found]
 
 
 def _digest(source: Source, flag: str) -> tuple[str, int]:
+    """A digest of all that a source holds, and its size in bytes."""
     with named_by(flag):
         return _read_through(source.read()) if source.files is None else _contents(source.files)
 
 
 def _contents(listed: list[Path]) -> tuple[str, int]:
-    """A digest of all that files hold, and its size in bytes."""
     digest, size = hashlib.sha256(), 0
     for file in listed:
         of_file = hashlib.sha256()

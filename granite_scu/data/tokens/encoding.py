@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from itertools import islice, pairwise
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,9 +109,7 @@ def encoded(
 
 def _may_be_cut(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a text in two gives the tokens of the whole; not where, for one, a space is put before each text."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return False
+    backend = backend_of(tokenizer)
     return all(
         backend.encode(first + second, add_special_tokens=False).ids
         == [token for text in (first, second) for token in backend.encode(text, add_special_tokens=False).ids]
@@ -214,13 +213,6 @@ def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(bare)] == bare), [])
 
 
-class _Spliced(NamedTuple):
-    """An encoding that is made of several."""
-
-    ids: list[int]
-    offsets: list[tuple[int, int]]
-
-
 class _Encoder:
     """Makes a corpus of pieces."""
 
@@ -270,7 +262,7 @@ class _Encoder:
             found = self._as_text(text, piece.name) if number % 2 else self._encoded(text)
             ids += found.ids
             offsets += [(begin + start, end + start) for begin, end in found.offsets]
-        return _Spliced(ids, offsets)
+        return SimpleNamespace(ids=ids, offsets=offsets)
 
     def _encoded(self, text: str) -> Any:
         return self.backend.encode(text, add_special_tokens=False)

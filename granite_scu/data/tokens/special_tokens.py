@@ -3,6 +3,7 @@
 A tokenizer takes them for its own wherever they stand. Read as text, nobody's words end a document or begin a turn.
 """
 
+import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,8 +27,9 @@ ReadAs = Literal["text", "tokens", "refuse"]
 """What becomes of control tokens that somebody wrote."""
 
 
-def placeholders(text: str) -> Iterator[str]:
-    """Characters for private use that do not occur in a text."""
+def placeholders(said: Any) -> Iterator[str]:
+    """Characters for private use that do not occur in what JSON can hold."""
+    text = json.dumps(said, ensure_ascii=False, default=str)
     return (sign for sign in map(chr, chain(range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))) if sign not in text)
 
 
@@ -109,7 +111,7 @@ class SpecialTokens:
         # Python's way to write messages shows every text, and is fast.
         if self._are_shown and not self._pattern.search(str(said)):
             return EscapedChat(conversation, {}, 0, "")
-        free, found, signs = placeholders("".join(texts_in(said))), [], {}  # type: ignore[var-annotated]
+        free, found, signs = placeholders(said), [], {}  # type: ignore[var-annotated]
 
         def escaped(text: str, kept: tuple[str, ...] = ()) -> str:
             def sign(match: re.Match[str]) -> str:
@@ -145,14 +147,3 @@ def _refusal(name: str, token: str) -> UserError:
         f"--control-tokens refuse: {name} holds the control token {token}; take it out, or choose text, which reads it "
         "as any other word"
     )
-
-
-def texts_in(value: Any) -> Iterator[str]:
-    """Every text in a value of messages, keys too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from texts_in([*value.keys(), *value.values()])
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            yield from texts_in(entry)

@@ -17,7 +17,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from granite_scu.data.sources.documents import ASSISTANT, REASONING, Conversation, with_texts
-from granite_scu.data.tokens.special_tokens import THINKING, Places, placeholders, texts_in
+from granite_scu.data.tokens.special_tokens import THINKING, Places, placeholders
 
 _TAGS = re.compile(f"({'|'.join(THINKING)})")
 
@@ -139,7 +139,7 @@ def mark(conversation: Conversation, everything: bool = False, only: int | None 
         only: number of the one text that is marked, of all that would be.
     """
     messages, tools = conversation.messages, conversation.tools
-    marker = _Marker(placeholders("".join(texts_in([messages, tools]))), only)
+    marker = _Marker(placeholders([messages, tools]), only)
     named = _telling_names(messages) if everything else set()
     found = tuple(marker.message(each, n, n in named, calls=everything) for n, each in enumerate(messages))
     tools = [_named_tool(tool, marker.text) for tool in tools or []] if everything else tools
