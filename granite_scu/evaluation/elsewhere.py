@@ -59,10 +59,6 @@ KINDS = {
 """Words that stand in answers by accident: a company's hours have numbers and days. Digits are numbers too."""
 
 
-def _is_of(word: str, kind: str) -> bool:
-    return word in KINDS.get(kind, "").split() or (kind == "number" and word[-1].isdigit())
-
-
 @dataclass(frozen=True)
 class General:
     """A general question.
@@ -90,7 +86,8 @@ class General:
         if answer.lstrip().startswith(("{", "[")) or not any(has_phrase(words, each) for each in known):
             return False
         asked = set(words_of(self.question)) - SMALL_WORDS - _ASKING
-        others = {word for word in words if _is_of(word, self.kind)} - asked.union(*known)
+        alike, digits = KINDS.get(self.kind, "").split(), self.kind == "number"
+        others = {word for word in words if word in alike or (digits and word[-1].isdigit())} - asked.union(*known)
         return not others or 2 * len(asked & set(words)) >= len(asked)
 
 
@@ -160,14 +157,9 @@ def ask_general(
         if len(rows[first]) < len(some) or not tried.knows(first):
             break
     pairs = zip(questions[:DRIFT_ON], rows[first], strict=False)
-    said = [_document(question, row) for question, row in pairs if row]
+    said = [Document.joined((question.tokens, False), (row, True)) for question, row in pairs if row]
     drifts = {name: drift_on(model, said, base, switch, padding) for name, switch in others if said}
     return replace(tried, drifts=drifts)
-
-
-def _document(question: Question, answer: Sequence[int]) -> Document:
-    counted = (False,) * len(question.tokens) + (True,) * len(answer)
-    return Document((*question.tokens, *answer), counted)
 
 
 def drift_on(model: PreTrainedModel, said: Sequence[Document], before: Switch, after: Switch, padding: int) -> Drift:
@@ -237,8 +229,8 @@ def nats_of_answers(model: PreTrainedModel, questions: Sequence[Question], paddi
         questions: with their answers.
         padding: token id.
     """
-    found = []
-    for batch in batches([_document(each, each.answer) for each in questions], READ_AT_ONCE, padding):
+    found, documents = [], [Document.joined((each.tokens, False), (each.answer, True)) for each in questions]
+    for batch in batches(documents, READ_AT_ONCE, padding):
         nats = token_nats(model, batch["input_ids"].to(model.device), batch["labels"].to(model.device))
         found += nats.double().sum(1).tolist()
     return np.array(found)

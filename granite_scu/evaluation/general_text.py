@@ -63,6 +63,11 @@ class Document:
     tokens: tuple[int, ...]
     counted: tuple[bool, ...]
 
+    @classmethod
+    def joined(cls, *parts: tuple[Sequence[int], bool]) -> "Document":
+        """Stretches of tokens one after the other, each with whether it is counted."""
+        return cls(*zip(*((token, counts) for tokens, counts in parts for token in tokens), strict=True))
+
     @property
     def n_counted(self) -> int:
         """Tokens that are counted."""

@@ -166,9 +166,9 @@ def write(
     progress = tracked(range(tokens), "writing general text", console, announced=False)
     written: dict[Document, None] = {}  # in their order, each once
     drawn = counted = 0
-    for draw in _draws(model, tokenizer, noise, openings):
-        drawn += draw.tokens
-        for document in draw.documents:
+    for documents, of_batch in _draws(model, tokenizer, noise, openings):
+        drawn += of_batch
+        for document in documents:
             if counted < tokens and document not in written:
                 written[document] = None
                 counted += document.n_counted
@@ -183,17 +183,13 @@ def write(
     raise AssertionError("draws never end")
 
 
-class _Draw(NamedTuple):
-    """What came of a batch: the documents that can be used, and the tokens that were written for them."""
-
-    documents: list[Document]
-    tokens: int
-
-
 def _draws(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, noise: Noise, openings: Sequence[str]
-) -> Iterator[_Draw]:
-    """Batches of chats without end; of plain texts where there is no template, or the model never learned to use it."""
+) -> Iterator[tuple[list[Document], int]]:
+    """Batches of chats without end; of plain texts where there is no template, or the model never learned to use it.
+
+    Of each the documents that can be used, and the tokens that were written for them.
+    """
     padding, ends = padding_for(model, tokenizer), ends_of(model, tokenizer, [])
     if tokenizer.chat_template:
         form = _form(tokenizer)
@@ -213,21 +209,16 @@ def _draws(
             prompts = [(*opening, *each, *form.between) for opening, each in kept]
             said = continuations(model, prompts, most, stops, padding, noise=noise) if prompts else []
             found = [
-                _joined((opening, False), (question, True), (form.between, False), (answer, True))
+                Document.joined((opening, False), (question, True), (form.between, False), (answer, True))
                 for (opening, question), answer in zip(kept, said, strict=True)
                 if text_of(tokenizer, answer)
             ]
-            yield _Draw(found, sum(map(len, [*asked, *said])))
+            yield found, sum(map(len, [*asked, *said]))
     opening = beginning(tokenizer) or [tokenizer.eos_token_id]
     for most in cycle(MAX_OF_TEXT):
         texts = continuations(model, [opening] * BATCH, most, ends, padding, noise=noise)
-        found = [_joined((opening, False), (each, True)) for each in texts if text_of(tokenizer, each)]
-        yield _Draw(found, sum(map(len, texts)))
-
-
-def _joined(*parts: tuple[Sequence[int], bool]) -> Document:
-    tokens, counted = zip(*((token, of_part) for part, of_part in parts for token in part), strict=True)
-    return Document(tokens, counted)
+        found = [Document.joined((opening, False), (each, True)) for each in texts if text_of(tokenizer, each)]
+        yield found, sum(map(len, texts))
 
 
 class _Form(NamedTuple):

@@ -112,6 +112,10 @@ class JsonText:
 
 Record: TypeAlias = dict[str, Any]
 
+Reader: TypeAlias = Callable[[Path, str, tuple[str, ...]], Iterator[tuple[str, Record]]]
+"""Gives the records of a file, each after its place: of ``path``, by the ``encoding`` of its characters; ``columns``
+are the fields that anybody wants to know."""
+
 TEXTS = (".txt", ".md")
 """Files that are one document each."""
 
@@ -131,12 +135,7 @@ _A_LINE = "each line must be one JSON object; call a file .json that is one list
 
 
 def read_jsonl(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Record]]:
-    """One JSON object a line, or a list of messages; blank lines are passed over.
-
-    Args:
-        path: of the file.
-        encoding: of its characters.
-        columns: not needed here.
+    """One JSON object a line, or a list of messages; blank lines are passed over. A ``Reader``.
 
     Raises:
         UserError: a line that is not a JSON object.
@@ -164,12 +163,7 @@ def _record(value: Any, place: str, remedy: str = 'each record must be one, as {
 
 
 def read_json(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Record]]:
-    """A list of JSON objects, or objects one after the other; laid out over lines in any way.
-
-    Args:
-        path: of the file.
-        encoding: of its characters.
-        columns: not needed here.
+    """A list of JSON objects, or objects one after the other; laid out over lines in any way. A ``Reader``.
 
     Raises:
         UserError: not JSON, something in the list that is no object, or a list that does not end.
@@ -190,12 +184,8 @@ def read_json(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[t
 
 
 def read_csv(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Record]]:
-    """Comma-separated values under a header; also with semicolons, tabs or bars, as the header shows.
-
-    Args:
-        path: of the file.
-        encoding: of its characters.
-        columns: names by which the header is known.
+    """Comma-separated values under a header; also with semicolons, tabs or bars, as the header shows. A ``Reader``,
+    whose ``columns`` are names by which the header is known.
 
     Raises:
         UserError: a row with more or fewer fields than the header, or quotes that do not end.
@@ -269,12 +259,7 @@ def _header(line: str, place: str, columns: tuple[str, ...], tabbed: bool) -> tu
 
 
 def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Record]]:
-    """The rows of a parquet file.
-
-    Args:
-        path: of the file.
-        encoding: not needed here.
-        columns: those that are read; of the others a row has the names, for messages.
+    """The rows of a parquet file. A ``Reader``: of other columns than ``columns`` a row has the names, for messages.
 
     Raises:
         UserError: not a parquet file, or a small one of which a few rows fill the memory.
@@ -317,7 +302,7 @@ def _rows(batch: Any, path: Path, place: str) -> list[Record]:
         raise UserError(f"--data-dir {path}: {place}: cannot be read ({reason}); export the file again") from error
 
 
-RECORDS: dict[str, Callable[[Path, str, tuple[str, ...]], Iterator[tuple[str, Record]]]] = {
+RECORDS: dict[str, Reader] = {
     ".jsonl": read_jsonl,
     ".ndjson": read_jsonl,
     ".jsonlines": read_jsonl,

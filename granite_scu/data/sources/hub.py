@@ -65,22 +65,20 @@ def read(
     yield from documents(source, name, text_column, record_format, streamed)
 
 
-def published(source: str, text_column: str, record_format: str = AUTO, streamed: bool = False) -> list[partial] | None:
-    """What reads each of the three ``SPLITS`` that a data set comes in; None where it has not all of them.
+def published(source: str, text_column: str, record_format: str, streamed: bool) -> list[partial]:
+    """What reads each of the three ``SPLITS`` that a data set comes in; nothing where it has not all of them.
 
     Raises:
         UserError: as ``read``.
     """
     found = set(_load(source, streamed))
     if not set(SPLITS) <= found:
-        return None
+        return []
     _say_what_is_read(source, SPLITS, tuple(sorted(found - set(SPLITS))))
     return [partial(documents, source, name, text_column, record_format, streamed) for name in SPLITS]
 
 
-def documents(
-    source: str, split: str, text_column: str, record_format: str = AUTO, streamed: bool = False
-) -> Iterator[Document]:
+def documents(source: str, split: str, text_column: str, record_format: str, streamed: bool) -> Iterator[Document]:
     """The documents of a split, one a row; of wikitext, whose rows are lines, one an article. Raises as ``read``."""
     name = f"{source.removeprefix(HUB_PREFIX)}/{split}"
     rows = _rows(source, split) if streamed else _load(source, streamed)[split]

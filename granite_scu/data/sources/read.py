@@ -59,15 +59,16 @@ def sources_of(config: DataConfig) -> list[Source]:
     Raises:
         UserError: nothing there, or the hub does not have it.
     """
-    splits = published(config)
-    if splits is not None:
+    path, *others = config.sources or [DEFAULT_DATASET]
+    alone = hub.is_on_hub(path) and not (others or config.files)
+    if alone and (splits := hub.published(path, config.text_column, config.record_format, config.stream)):
         if config.held_out_share is not None:
             raise UserError(
                 f"--held-out-share {config.held_out_share:g}: {config.named} comes in splits of its own; leave it out"
             )
         return [Source(read, split=name) for name, read in zip(SPLITS, splits, strict=True)]
     how = config.text_column, config.encoding, config.record_format, config.stream
-    found = [source(name, *how) for name in config.sources or [DEFAULT_DATASET]]
+    found = [source(name, *how) for name in (path, *others)]
     _check_once("--data-dir", config.sources, found)
     if divided := _divided([file for each in found for file in each.files or ()], by_train=False):
         _log.warning("--data-dir %s: %s", config.named, divided)  # whoever names each file may want it
@@ -186,18 +187,6 @@ def in_memory(documents: Iterable[Document | TextFile], wanted: Set[str] | None 
 def no_text(paths: Sequence[str]) -> UserError:
     """What a corpus without any text gets."""
     return UserError(f"--data-dir {', '.join(paths)}: holds no text, every file or line of it is empty; {_REMEDY}")
-
-
-def published(config: DataConfig) -> list[partial] | None:
-    """What reads each split of a corpus that comes divided: the hub's default, or one data set of the hub alone. None
-    where there is another, or a file to validate or test on.
-
-    Raises:
-        UserError: the hub does not have it, or cannot be reached.
-    """
-    path, *others = config.sources or [DEFAULT_DATASET]
-    how = config.text_column, config.record_format, config.stream
-    return hub.published(path, *how) if hub.is_on_hub(path) and not (others or config.files) else None
 
 
 def _read_files(

@@ -45,9 +45,13 @@ def show(found: dict[str, Any], console: Console) -> None:
             change = forgotten["against"]
             cells.append(f"{forgotten['bits_per_token']:.4f}" + (f"  {_interval(change)}" if change else ""))
         if answers:
-            cells.append(_answered(answers["models"][model["name"]], answers["n"]))
+            of_model = answers["models"][model["name"]]
+            low, high = map(per_cent, of_model["interval"])
+            cells.append(f"{of_model['right']} of {answers['n']} ({low} to {high})")
         if elsewhere:
-            cells.append(_general(elsewhere[model["name"]]))
+            changed = elsewhere[model["name"]]
+            lost = f", {changed['became_wrong']} lost" if changed["became_wrong"] else ""
+            cells.append(f"{changed['right_after']} of {changed['n']}{lost}")
         table.add_row(model["name"], *cells)
     console.print(table)
     lines = [
@@ -59,21 +63,6 @@ def show(found: dict[str, Any], console: Console) -> None:
     lines += _said(found)
     for line in [*lines, *_circumstances(found, forgetting)]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _answered(found: Mapping[str, Any], n: int) -> str:
-    """How many answers are as expected, with its interval.
-
-    >>> _answered({"right": 24, "interval": [0.627, 0.905]}, 30)
-    '24 of 30 (62.7 % to 90.5 %)'
-    """
-    low, high = map(per_cent, found["interval"])
-    return f"{found['right']} of {n} ({low} to {high})"
-
-
-def _general(changed: dict[str, Any]) -> str:
-    lost = f", {changed['became_wrong']} lost" if changed["became_wrong"] else ""
-    return f"{changed['right_after']} of {changed['n']}{lost}"
 
 
 def _said(found: dict[str, Any]) -> list[str]:

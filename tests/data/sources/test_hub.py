@@ -11,7 +11,7 @@ from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.splitting import divide
 from granite_scu.data.sources import hub
 from granite_scu.data.sources.documents import SPLITS, Document
-from granite_scu.data.sources.read import in_memory, load, published, sources_of
+from granite_scu.data.sources.read import in_memory, load, sources_of
 from granite_scu.data.tokens.corpus import prepare
 
 
@@ -113,7 +113,7 @@ def test_a_data_set_called_wikitext_with_a_column_of_its_own(tmp_path):
 def test_one_split_is_divided_like_any_text(folder):
     for name in ("validation", "test"):
         (folder / f"{name}.jsonl").unlink()
-    assert published(DataConfig(f"hf:{folder}")) is None
+    assert [source.split for source in sources_of(DataConfig(f"hf:{folder}"))] == [""]
     assert [document.text for document in load(f"hf:{folder}", "text")] == [f"train {i}" for i in range(5)]
 
 
@@ -156,7 +156,7 @@ def test_wikitext_comes_in_articles_and_its_own_splits(monkeypatch):
     ]
     splits = {name: [{"text": row.replace("Text", name)} for row in rows] for name in hub.SPLITS}
     monkeypatch.setattr("datasets.load_dataset", lambda *name, **how: splits)
-    train, *held_out = published(DataConfig())
+    train, *held_out = (source.read for source in sources_of(DataConfig()))
     assert list(train()) == [
         Document(
             "Salesforce/wikitext:wikitext-2-raw-v1/train/First",
