@@ -28,7 +28,6 @@ from granite_scu.storage.run_folder import (
     RunFolder,
     csv_legs,
     read_if_there,
-    read_json,
     unreadable,
 )
 
@@ -184,11 +183,11 @@ def read_run(path: str | Path) -> Run:
         UserError: the folder holds no run, no tick is recorded yet, or a file in it is damaged.
     """
     folder = Path(path)
-    finished = (folder / HISTORY).is_file()
-    if not finished and not (folder / HISTORY_LINES).is_file():
+    finished = not (folder / HISTORY_LINES).is_file()  # which a run that goes on writes, before the other goes
+    if finished and not (folder / HISTORY).is_file():
         reason = f"has neither {HISTORY} nor {HISTORY_LINES}" if folder.is_dir() else "no such folder"
         raise UserError(f"{folder}: {reason}; name the --output-dir of a run")
-    history = read_json(folder / HISTORY, kind=list) if finished else RunFolder(folder).read_history()
+    history = RunFolder(folder).read_history()
     if not all(map(_is_record, history)):
         raise UserError(f"{folder / (HISTORY if finished else HISTORY_LINES)}: not records of ticks, each with a step")
     if not history:

@@ -50,9 +50,10 @@ def test_an_unfinished_run_is_read_up_to_its_torn_line(tmp_path):
     assert run.config == {} and run.metrics == {}
 
 
-def test_the_finished_history_wins(finished):
+def test_a_finished_run_that_goes_on_is_unfinished(finished):
     (finished / "scu_history.jsonl").write_text(json.dumps(record(10)) + "\n")
-    assert len(read_run(finished).history) == 40
+    run = read_run(finished)
+    assert len(run.history) == 1 and not run.finished
 
 
 @pytest.mark.parametrize(
@@ -90,13 +91,6 @@ def test_s_is_drawn_against_its_setpoint_over_shared_steps(finished):
     assert "optimizer steps" in below.get_xlabel()
 
 
-def test_lambda_has_a_logarithmic_axis(finished):
-    run = read_run(finished)
-    _, below = plot_control(run).axes
-    assert below.get_yscale() == "log"
-    np.testing.assert_array_equal(lines(below)["λ"], run.column("lambda"))
-
-
 def test_drift_stands_in_place_of_s_where_it_was_held(held):
     above, _ = axes_of(held)
     drawn, run = lines(above), read_run(held)
@@ -122,13 +116,6 @@ def test_a_controller_without_a_setpoint_has_no_band(tmp_path):
     history = [record(10 * k, s_target=None, error=None) for k in range(1, 5)]
     above, _ = axes_of(unfinished(tmp_path / "run", history))
     assert set(lines(above)) == {"S at each tick", "S smoothed"} and not above.collections
-
-
-def test_lambda_of_zero_is_said_in_words(tmp_path):
-    history = [record(10 * k, s_target=None, error=None, **{"lambda": 0.0}) for k in range(1, 5)]
-    _, below = axes_of(unfinished(tmp_path / "run", history))
-    assert below.get_yscale() == "linear" and not below.get_lines()
-    assert "λ = 0" in below.texts[0].get_text()
 
 
 def test_a_measurement_that_failed_leaves_a_gap(tmp_path):
