@@ -288,9 +288,8 @@ def _mamba_kernels(asked: str, deterministic: bool, model: str, device: str, pre
     name, needed, ours = "Mamba-2 kernels", asked in ("cuda", "hub"), "the layers run in PyTorch"
     installed = kernels.installed(asked)
     found = ", ".join(f"{package} {version}" for package, version in installed.items()) or "not installed"
-    taken, refusal = attempt(machine.kernels_for, asked, deterministic)
-    refusal = refusal or attempt(kernels.check, taken, device)[1]
-    if refusal:
+    taken = "torch" if deterministic else asked
+    if refusal := attempt(kernels.check, taken, device)[1]:
         return Check.of_run(name, found, refusal, "")
     if taken == "torch" or device == "cpu":
         return Check(name, found, None, False, f"not used: {ours}")

@@ -128,7 +128,7 @@ def resolve(
             "out"
         )
     attention = attention_for(base.attention, device.supports_flash, precision, isolate)
-    kernels = kernels_for(base.kernels, bool(trainer.deterministic))
+    kernels = "torch" if trainer.deterministic else base.kernels
     tf32 = run.tf32 and device.supports_tf32
     compiled = not run.fsdp and compiles(device, here=not card) if base.compile is None else base.compile
     if compiled:
@@ -298,11 +298,6 @@ def attention_for(requested: str, supports_flash: bool, precision: str, isolate:
             "compute capability 8.0 or more, and bf16 or fp16; use --attn sdpa"
         )
     return ("flash_attention_2" if usable and not isolate else "sdpa") if requested == "auto" else requested
-
-
-def kernels_for(requested: str, deterministic: bool) -> str:
-    """What the Mamba-2 layers may take."""
-    return "torch" if deterministic else requested
 
 
 def resolve_precision(requested: str | None, device: Device) -> str:

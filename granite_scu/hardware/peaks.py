@@ -75,8 +75,11 @@ def peak_flops(device: Device, precision: str, tf32: bool = False) -> Peak:
         precision: Lightning's, such as ``bf16-mixed``.
         tf32: whether fp32 products are taken in TF32, at half the rate of bf16 on every card that has it.
     """
-    measured = "measured: large matrix products on this machine"
-    return printed_peak(device, precision, tf32) or Peak(_measured(device.kind, precision, tf32), measured)
+    if printed := printed_peak(device, precision, tf32):
+        return printed
+    dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision, torch.float32)
+    rate = matmul_tflops(device.kind, dtype, tf32=tf32)
+    return Peak(rate * 1e12, "measured: large matrix products on this machine")
 
 
 def printed_peak(device: Device, precision: str, tf32: bool = False) -> Peak | None:
@@ -87,11 +90,6 @@ def printed_peak(device: Device, precision: str, tf32: bool = False) -> Peak | N
             single = max(single, half / 2) if tf32 else single
             return Peak((single if precision == "32-true" else half) * 1e12, source)
     return None
-
-
-def _measured(device: str, precision: str, tf32: bool) -> float:
-    dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision, torch.float32)
-    return matmul_tflops(device, dtype, tf32=tf32) * 1e12
 
 
 @functools.cache

@@ -152,13 +152,18 @@ def choose(device: "Device") -> str:
     of_its_card = next((name for name, preset in PRESETS.items() if preset.pattern and preset.fits(device)), None)
     if of_its_card:
         return of_its_card
-    if device.supports_bf16:
-        return for_memory(device.memory_gb)
-    return _for_little_memory(device.memory_gb)  # they name no precision
+    return for_memory(device.memory_gb, device.supports_bf16)
 
 
-def for_memory(gpu_memory_gb: float) -> str:
-    """The preset for a card of which only the memory is known, in GB: of the smallest known card with that much."""
+def for_memory(gpu_memory_gb: float, bf16: bool = True) -> str:
+    """The preset for a card of which only the memory is known, in GB: of the smallest known card with that much.
+
+    Of those for little memory, and of one without ``bf16``, it names no precision.
+    """
+    if gpu_memory_gb <= SMALLEST:
+        return "gpu_8gb"
+    if gpu_memory_gb <= SMALL:
+        return "gpu_low_mem"
     sizes = (
         (120, "gpu_h200"),
         (70, "gpu_a100_80"),
@@ -167,13 +172,7 @@ def for_memory(gpu_memory_gb: float) -> str:
         (23, "gpu_3090"),
         (20, "gpu_a10"),
     )
-    return next((name for least, name in sizes if gpu_memory_gb >= least), _for_little_memory(gpu_memory_gb))
-
-
-def _for_little_memory(gpu_memory_gb: float) -> str:
-    if gpu_memory_gb <= SMALLEST:
-        return "gpu_8gb"
-    return "gpu_low_mem" if gpu_memory_gb <= SMALL else "conservative"
+    return next((name for least, name in sizes if bf16 and gpu_memory_gb >= least), "conservative")
 
 
 def mismatch(name: str | None, device: "Device") -> str | None:
