@@ -65,7 +65,8 @@ def read_runs(folder: Path) -> tuple[list[Summary], list[dict[str, str]]]:
         try:
             found.append(summarise(each))
         except (UserError, ValueError, KeyError, TypeError, AttributeError, OSError, MemoryError) as error:
-            broken.append({"path": str(each), "reason": _reason(error)})
+            reason = f"{error} is missing in its files" if isinstance(error, KeyError) else one_line(error)
+            broken.append({"path": str(each), "reason": reason})
     return found, broken
 
 
@@ -152,12 +153,6 @@ def ordered(found: list[Summary], by: str) -> list[Summary]:
     return sorted(known, key=lambda each: each[field], reverse=largest_first) + unknown
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"{error} is missing in its files"
-    return one_line(error)
-
-
 EXAMPLES = ("", "runs/ --sort bpt", "runs/ --json")
 
 
@@ -216,8 +211,8 @@ def _columns(found: list[Summary], folder: Path) -> dict[str, list[str]]:
             "written": each["time"][:16].replace("T", " "),
             "state": _state(each),
             "controller": each["controller"],
-            "S*": _share(each["s_target"]),
-            "S": _share(each["s"]),
+            "S*": _number(each["s_target"], ".2%"),
+            "S": _number(each["s"], ".2%"),
             **({"drift": _drift(each)} if drifted else {}),
             "lambda": _number(each["strength"], ".3g"),
             "base -> adapter": "-"
@@ -261,12 +256,8 @@ def _state(each: Summary) -> str:
 
 
 def _drift(each: Summary) -> str:
-    budget = "" if each["max_drift"] is None else f" of {_share(each['max_drift'])}"
-    return _share(each["drift"]) + budget
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2%}"
+    budget = "" if each["max_drift"] is None else f" of {each['max_drift']:.2%}"
+    return _number(each["drift"], ".2%") + budget
 
 
 def _number(value: float | None, form: str) -> str:

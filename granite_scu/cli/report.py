@@ -3,7 +3,9 @@
 import argparse
 
 from granite_scu.cli.argument_parser import path
+from granite_scu.storage.run_folder import require_writable_file
 from granite_scu.viz import report
+from granite_scu.viz.run_folder import read_measured_run
 
 EXAMPLES = ("runs/mine", "runs/stopped", "runs/mine --out page.html")
 
@@ -16,5 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code."""
-    print(report.report_on(options.run, options.out))
+    run, page = read_measured_run(options.run), options.out or options.run / report.NAME
+    report.write_report(run, require_writable_file("--out", page))
+    print(page)
     return 0

@@ -54,9 +54,9 @@ def plot_lambda(groups: Sequence[Group]) -> Figure:
     if run:
         draw_lambda(axes, run)
         return _finished(figure, axes, groups)
-    steered = [group for group in groups if any((run.column("lambda") > 0).any() for run in group.runs)]
+    steered = _steered(groups)
     for group in steered:
-        _draw(axes, group, lambda run: (run.column("step"), _positive(run.column("lambda"))), drawstyle="steps-post")
+        _draw(axes, group, _lambda, drawstyle="steps-post")
     _log_scale(axes, [run.column("lambda") for group in steered for run in group.runs])
     axes.set_ylabel("λ (no unit)", fontsize=style.LABEL, color=style.INK)
     return _finished(figure, axes, groups, drawn=steered, missing="λ = 0")
@@ -92,9 +92,9 @@ def plot_phase(groups: Sequence[Group]) -> Figure:
     """Two planes: S over lambda, which is what the law moves in, and DataBPT over ParamBPT, which is what it trades."""
     figure = style.canvas((8, 5.0))
     left, right = figure.subplots(1, 2)
-    steered = [group for group in groups if any((run.column("lambda") > 0).any() for run in group.runs)]
+    steered = _steered(groups)
     for axes, shown, x, y in (
-        (left, steered, lambda run: (run.column("step"), _positive(run.column("lambda"))), _smoothed_s),
+        (left, steered, _lambda, _smoothed_s),
         (right, groups, lambda run: (run.column("step"), run.column("param_bpt")), _mean_data_bpt),
     ):
         for group in shown:
@@ -308,8 +308,14 @@ def _uses_setpoint(group: Group) -> bool:
     return any(run.uses_setpoint for run in group.runs)
 
 
-def _positive(values: np.ndarray) -> np.ndarray:
-    return np.where(values > 0, values, np.nan)
+def _lambda(run: Run) -> Course:
+    """Lambda where it is positive: a logarithmic axis has no place for 0."""
+    lam = run.column("lambda")
+    return run.column("step"), np.where(lam > 0, lam, np.nan)
+
+
+def _steered(groups: Sequence[Group]) -> list[Group]:
+    return [group for group in groups if any((run.column("lambda") > 0).any() for run in group.runs)]
 
 
 def _only(groups: Sequence[Group]) -> Run | None:

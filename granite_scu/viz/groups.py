@@ -76,7 +76,9 @@ def group(runs: Sequence[Run]) -> list[Group]:
 
     def order(indices: list[int]) -> tuple[int, float]:
         run = runs[indices[0]]
-        return controllers.index(_controller(run)), _level(run)
+        _, target, lam = _law(run)
+        level = next((float(value) for value in (target, lam) if isinstance(value, int | float)), 0.0)
+        return controllers.index(_controller(run)), level
 
     found = sorted(members.values(), key=order)
     names = [_label(runs[indices[0]], settings[indices[0]], varied) for indices in found]
@@ -84,7 +86,11 @@ def group(runs: Sequence[Run]) -> list[Group]:
     names = _told_apart(names, [runs[indices[0]] for indices in found])
     looks = _looks(families)
     return [
-        Group(_counted(name, len(indices)), tuple(runs[index] for index in indices), *looks[k])
+        Group(
+            f"{name} ({len(indices)} runs)" if len(indices) > 1 else name,
+            tuple(runs[index] for index in indices),
+            *looks[k],
+        )
         for k, (name, indices) in enumerate(zip(names, found, strict=True))
     ]
 
@@ -122,19 +128,9 @@ def _controller(run: Run) -> str:
 def _law(run: Run) -> tuple[Any, ...]:
     """Controller, setpoint or budget of drift, and constant lambda, as run: a setting counts where the law uses it."""
     held = float(run.column("drift_target")[-1]) if run.holds_drift else run.config.get("target_s")
-    return _controller(run), held, _constant(run)
-
-
-def _constant(run: Run) -> float | None:
-    """The lambda that ``fixed`` kept."""
     lam = run.column("lambda")
     lam = lam[np.isfinite(lam)]
-    return float(lam[0]) if _controller(run) == "fixed" and lam.size else None
-
-
-def _level(run: Run) -> float:
-    _, target, lam = _law(run)
-    return next((float(value) for value in (target, lam) if isinstance(value, int | float)), 0.0)
+    return _controller(run), held, float(lam[0]) if _controller(run) == "fixed" and lam.size else None
 
 
 def _label(run: Run, settings: Mapping[str, Any], varied: Iterable[str]) -> str:
@@ -170,7 +166,3 @@ def _word(value: Any) -> str:
     if isinstance(value, str):
         return value.rstrip("/").rsplit("/", 1)[-1]
     return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _counted(name: str, runs: int) -> str:
-    return name if runs == 1 else f"{name} ({runs} runs)"

@@ -15,15 +15,14 @@ from typing import Any
 
 from granite_scu.control.units import duration
 from granite_scu.storage.atomic import replacing
-from granite_scu.storage.run_folder import require_writable_file
 from granite_scu.viz.glossary import explain_terms, explanations
 from granite_scu.viz.report_answers import answers, elsewhere, samples
 from granite_scu.viz.report_data import chart_data
 from granite_scu.viz.report_settings import configuration, environment
-from granite_scu.viz.run_folder import BAND, Run, read_measured_run
+from granite_scu.viz.run_folder import BAND, Run
 from granite_scu.viz.settling import bounded, unsettled
 from granite_scu.viz.what_now import Advice, ended, verdict_of, what_now, where, which_adapter
-from granite_scu.viz.words import compact, first, is_number, percent, quantity, section, shown, signed
+from granite_scu.viz.words import compact, is_number, percent, quantity, section, shown, signed
 
 NAME = "report.html"
 _LATEST = 12
@@ -51,22 +50,11 @@ def build_report(run: Run) -> str:
 
 
 def write_report(run: Run, file: Path) -> Path:
-    """Write the page, completely or not at all."""
+    """Write the page, completely or not at all; returns ``file``."""
     page = build_report(run)
     with replacing(file) as temporary:
         # A name that is no UTF-8, of a data file say, has characters that cannot be written as they are.
         temporary.write_text(page, encoding="utf-8", errors="backslashreplace", newline="\n")
-    return file
-
-
-def report_on(folder: Path, file: Path | None = None) -> Path:
-    """Write the page of a run folder, as ``file`` or into the folder itself.
-
-    Raises:
-        UserError: the folder holds no run of which anything was measured, or the page cannot lie there.
-    """
-    run, file = read_measured_run(folder), file or folder / NAME
-    write_report(run, require_writable_file("--out", file))
     return file
 
 
@@ -188,7 +176,8 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
 def _control_figures(run: Run) -> list[tuple[str, str, str]]:
     """The same, of the controller."""
     latest, when = run.history[-1], "at the end" if run.finished else "so far"
-    smoothed, budget = first(latest.get("s_ema"), latest.get("s")), percent(latest.get("drift_target"))
+    smoothed = latest.get("s") if latest.get("s_ema") is None else latest["s_ema"]
+    budget = percent(latest.get("drift_target"))
     drift = [(f"drift {when}", percent(latest["drift"]), f"at most {budget} asked for")] if run.holds_drift else []
     targets = [value for value in run.column("s_target") if is_number(value)]
     aim = f"S* = {percent(targets[-1])}" if targets else "no setpoint"
@@ -201,11 +190,11 @@ def _control_figures(run: Run) -> list[tuple[str, str, str]]:
 
 
 def _tiles(figures: Iterable[tuple[str, str, str]]) -> str:
-    return f'<dl class="figures">{"".join(_figure(*each) for each in figures)}</dl>'
-
-
-def _figure(what: str, value: str, remark: str) -> str:
-    return f"<div><dt>{explain_terms(escape(what))}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
+    tiles = (
+        f"<div><dt>{explain_terms(escape(what))}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
+        for what, value, remark in figures
+    )
+    return f'<dl class="figures">{"".join(tiles)}</dl>'
 
 
 def _control(run: Run) -> str:

@@ -22,10 +22,12 @@ def configuration(run: Run) -> str:
     groups["Law as run"] = run.config
     groups["Data, counted"] = section(run.settings, "data_summary")
     every = _sections(groups)
+    items = "".join(f"<li>{escape(each)}</li>" for each in run.chosen)
+    decided = f'<p class="faint">The data decided:</p><ul>{items}</ul>' if items else ""
     if not every:
         return "<h2>Configuration</h2><p>Its training_config.json and scu_config.json are missing.</p>"
     return (
-        f"<h2>Configuration</h2>{_changed(run)}{_decided(run)}\n"
+        f"<h2>Configuration</h2>{_changed(run)}{decided}\n"
         '<details><summary>All settings</summary><p class="faint">What was not set is left out. config.yaml in the run '
         f'folder has everything that was asked for: {_CONFIG} asks for it again.</p><div class="groups">{every}</div>'
         "</details>"
@@ -57,12 +59,6 @@ def _changed(run: Run) -> str:
     if not every:
         return '<p class="faint">All settings are the defaults.</p>'
     return f'<p class="faint">These given settings differ from the defaults.</p><div class="groups">{every}</div>'
-
-
-def _decided(run: Run) -> str:
-    """What the data decided of the rest, and why."""
-    items = "".join(f"<li>{escape(each)}</li>" for each in run.chosen)
-    return f'<p class="faint">The data decided:</p><ul>{items}</ul>' if items else ""
 
 
 def _of(values: Mapping[str, Any], group: str, names: list[Any]) -> dict[str, Any]:

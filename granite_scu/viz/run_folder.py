@@ -183,7 +183,7 @@ def read_run(path: str | Path) -> Run:
         UserError: the folder holds no run, no tick is recorded yet, or a file in it is damaged.
     """
     folder = Path(path)
-    finished = not (folder / HISTORY_LINES).is_file()  # which a run that goes on writes, before the other goes
+    finished = not (folder / HISTORY_LINES).is_file()  # a run that continues writes it first
     if finished and not (folder / HISTORY).is_file():
         reason = f"has neither {HISTORY} nor {HISTORY_LINES}" if folder.is_dir() else "no such folder"
         raise UserError(f"{folder}: {reason}; name the --output-dir of a run")

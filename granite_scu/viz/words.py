@@ -45,10 +45,6 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
-
-
 def quantity(value: Any) -> str:
     if not is_number(value):
         return NONE
