@@ -28,6 +28,12 @@ def chatting(tokenizer) -> PreTrainedTokenizerFast:
     return found
 
 
+@pytest.fixture
+def written_as(tokenizer):
+    """The tokenizer with the template and control tokens of a form of ``chat_forms``."""
+    return lambda form: form.given_to(copy.deepcopy(tokenizer))
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level without merges."""

@@ -117,17 +117,14 @@ def as_corpus(
     n_own, given = len(beginning(tokenizer)), np.array(beginning_of(tokenizer), np.int32)
     names, sequences, n_bytes, targets = [], [], [], []
     for document, (start, end) in zip(documents, (stream.bounds - [0, 1]).tolist(), strict=True):
-        if isinstance(document, Conversation):  # what the assistant says counts, and that it stops
-            start, end = max(start, first), end + 1
+        is_chat = isinstance(document, Conversation)
+        if is_chat or start < first:  # of a chat what the assistant says counts, and that it stops
+            start, end = max(start, first), end + is_chat
             sequence, counts = stream.tokens[start:end], stream.targets[start + 1 : end]
             size = int(stream.widths[start + 1 : end].sum(dtype=np.int64, where=counts))
-        elif start >= first:
+        else:
             sequence = np.append(given, stream.tokens[start + n_own : end])
             counts, size = np.arange(1, len(sequence)) >= len(given), len(document.text.encode())
-        else:
-            sequence = stream.tokens[first:end]
-            counts = np.ones(max(0, end - first - 1), bool)
-            size = int(stream.widths[first + 1 : end].sum(dtype=np.int64))
         if counts.any():
             names.append(document.name)
             sequences.append(sequence)

@@ -1,7 +1,5 @@
 """The published ways to write a chat, token by token: what each shows, and what is learned of it."""
 
-import copy
-
 import jinja2
 import pytest
 from chat_forms import FORMS, GRANITE_42, LLAMA_3, NEMOTRON_3, QWEN_3, Form
@@ -24,16 +22,6 @@ TWO_TURNS = [
     {"role": "user", "content": "ok"},
     {"role": "assistant", "content": "by", "reasoning_content": "so"},
 ]
-
-
-@pytest.fixture
-def written_as(tokenizer):
-    """The tokenizer with a form's template and control tokens."""
-
-    def written_as(form):
-        return form.given_to(copy.deepcopy(tokenizer))
-
-    return written_as
 
 
 def chat(*messages, **fields):

@@ -68,9 +68,9 @@ def test_they_can_be_refused(chatting, document):
     refusal(encode, [document], chatting, special_tokens="refuse", begins=begins)
 
 
-def test_thoughts_in_an_answer_are_the_templates_to_see(tokenizer):
+def test_thoughts_in_an_answer_are_the_templates_to_see(written_as):
     """Where the tokenizer has tokens for them, they are control tokens, and the template goes by them."""
-    thinking = FORMS["qwen 3"].given_to(copy.deepcopy(tokenizer))
+    thinking = written_as(FORMS["qwen 3"])
     thinking.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
     inline = [{"role": "user", "content": "<think>"}, {"role": "assistant", "content": "<think>\nhm\n</think>\n\nyo"}]
     found = Renderer(thinking).render(chat(inline))
@@ -86,8 +86,8 @@ def test_a_template_that_goes_by_them_is_refused(chatting):
         encode([chat(CHAT)], chatting)
 
 
-def test_in_tools_and_calls_they_are_letters_too(tokenizer):
-    granite = FORMS["granite 4"].given_to(copy.deepcopy(tokenizer))
+def test_in_tools_and_calls_they_are_letters_too(written_as):
+    granite = written_as(FORMS["granite 4"])
     call = {"function": {"name": "f", "arguments": {"<|end_of_role|>": "<|end_of_text|>"}}}
     tools = [{"type": "function", "function": {"name": "f", "description": "<|start_of_role|>"}}]
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]

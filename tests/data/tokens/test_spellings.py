@@ -1,7 +1,5 @@
 """Records of tools, null contents, parts and names through templates that take them in different ways, or not."""
 
-import copy
-
 import pytest
 from chat_forms import DEEPSEEK_3, GRANITE_4, HERMES, LLAMA_31, QWEN_3_CALLS, Form
 from outcomes import refusal
@@ -37,11 +35,6 @@ def calls(*arguments, **fields):
 
 def chat(*messages, **fields):
     return as_document("chats.jsonl:7", {"messages": list(messages), **fields}, "text")
-
-
-@pytest.fixture
-def written_as(tokenizer):
-    return lambda form: form.given_to(copy.deepcopy(tokenizer))
 
 
 def learned(tokenizer, document) -> list[str]:
