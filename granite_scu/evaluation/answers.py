@@ -211,20 +211,6 @@ def ask(
     *,
     seconds: float = math.inf,
     shown: Callable[[list[Sequence[Question]]], Iterable[Sequence[Question]]] = iter,
-) -> dict[str, list[str]]:
-    """The answers of a model, and of what it can be switched to. Arguments and order are as of ``written``."""
-    found = written(model, tokenizer, questions, switches, seconds=seconds, shown=shown)
-    return {name: [text_of(tokenizer, row) for row in rows] for name, rows in found.items()}
-
-
-def written(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    questions: Sequence[Question],
-    switches: Mapping[str, Switch],
-    *,
-    seconds: float = math.inf,
-    shown: Callable[[list[Sequence[Question]]], Iterable[Sequence[Question]]] = iter,
 ) -> dict[str, list[list[int]]]:
     """What a model answers, and what it can be switched to, a batch of questions after the other.
 
@@ -380,13 +366,17 @@ def text_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
     return str(tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
 
-def scored(questions: Sequence[Question], texts: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+def scored(
+    questions: Sequence[Question], rows: Mapping[str, list[list[int]]], tokenizer: PreTrainedTokenizerBase
+) -> list[dict[str, Any]]:
     """A record for each question that was answered: ``question``, ``expected``, the answers and their ``scores``.
 
     Args:
         questions: as they were asked.
-        texts: the answers to the first of them, by who gave them.
+        rows: the tokens of the answers to the first of them, by who gave them.
+        tokenizer: of who gave them.
     """
+    texts = {name: [text_of(tokenizer, row) for row in each] for name, each in rows.items()}
     answered = zip(*texts.values(), strict=False)  # models that were loaded apart had a time of their own
     return [
         {

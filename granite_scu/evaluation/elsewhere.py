@@ -26,7 +26,7 @@ from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.evaluation import statistics
 from granite_scu.evaluation.answer_score import SMALL_WORDS, has_phrase, without_thoughts, words_of
-from granite_scu.evaluation.answers import BATCH, Question, padding_for, questions_of, text_of, written
+from granite_scu.evaluation.answers import BATCH, Question, ask, padding_for, questions_of, text_of
 from granite_scu.evaluation.general_text import Document, batches
 from granite_scu.model.adapters import Switch
 from granite_scu.model.description_length import bits
@@ -150,7 +150,7 @@ def ask_general(
     began = time.monotonic()
     for some, progress in ((questions[:BATCH], iter), (questions[BATCH:], shown)):  # the phase is announced once
         left = seconds - (time.monotonic() - began)
-        for name, found in written(model, tokenizer, some, switches, seconds=left, shown=progress).items():
+        for name, found in ask(model, tokenizer, some, switches, seconds=left, shown=progress).items():
             rows[name] += found
         answers = {name: [_words(row, tokenizer) for row in each] for name, each in rows.items()}
         tried = GeneralAnswers(general, answers, nats, np.array([len(question.answer) for question in questions]))

@@ -37,7 +37,7 @@ class AnswerScoring:
 
     def __init__(self, text: Texts, tokenizer: PreTrainedTokenizerBase, count: int) -> None:
         self.tokenizer, self.count = tokenizer, count
-        self.answers: dict[str, list[str]] = {}
+        self.answers: dict[str, list[list[int]]] = {}
         self.tried: dict[str, elsewhere.GeneralAnswers] = {}
         self.questions: list[answers.Question] = []
         try:
@@ -84,7 +84,7 @@ class AnswerScoring:
             general[name] = elsewhere.summary(both, first, name) | {"records": elsewhere.records(both, first, name)}
         found: dict[str, Any] = {"elsewhere": general} if general else {}
         if self.questions and all(name in self.answers for name in names):
-            records = answers.scored(self.questions, self.answers)
+            records = answers.scored(self.questions, self.answers, self.tokenizer)
             models: dict[str, Any] = {name: answers.figures(records, name) for name in names}
             for each in models.values():
                 each["interval"] = list(wilson(each["right"], len(records)))

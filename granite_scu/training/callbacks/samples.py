@@ -79,7 +79,7 @@ class Samples(L.Callback):
         shown = partial(tracked, phase="answering held-out questions", console=self.console)
         model, switches = module.language_model, {"base": module.model.disable_adapter, "adapter": nullcontext}
         found = answers.ask(model, self.tokenizer, questions, switches, seconds=MAX_SECONDS, shown=shown)
-        records = answers.scored(questions, found)
+        records = answers.scored(questions, found, self.tokenizer)
         how = {"asked": len(questions), "temperature": 0.0, "seed": data.seed, "seconds_at_most": MAX_SECONDS}
         self.folder.write_json(ANSWERS, {**how, "answers": records})
         self._add("answers", answers.summary(records, len(questions)))
