@@ -68,7 +68,8 @@ def write(gate: Gate, case: Case, alone: bool = False, reference: bool = False) 
     """Write everything again and again, in batches or each text alone."""
     import torch
 
-    from granite_scu.config.settings import PRECISIONS, BaseConfig, RunConfig, TrainerConfig
+    from granite_scu.config.request import Request
+    from granite_scu.config.settings import PRECISIONS, BaseConfig
     from granite_scu.data.blocks.packing import padding_of
     from granite_scu.evaluation.answers import BATCH, Noise, continuations, ends_of
     from granite_scu.hardware import machine
@@ -76,7 +77,8 @@ def write(gate: Gate, case: Case, alone: bool = False, reference: bool = False) 
     from granite_scu.model.mamba2.mamba import layers_of
 
     name, precision = case.trained.name, PRECISIONS[case.trained.precision]
-    here = machine.resolve(BaseConfig(name), RunConfig(), TrainerConfig(gate.device, precision))
+    asked = {"base.name": name, "trainer.accelerator": gate.device, "trainer.precision": precision}
+    here = machine.resolve_request(Request.from_dotted(asked))
     model = loading.load_model(BaseConfig(name), loading.WEIGHT_DTYPES[here.precision]).to(here.torch_device).eval()
     if reference:
         for layer in layers_of(model).values():

@@ -125,7 +125,7 @@ def predict(flagged: Flagged, device: str) -> float:
 
     with tempfile.TemporaryDirectory() as folder:
         request = training.make_request(device, flagged.case, STEPS, flagged.flags, folder)
-    found = machine.resolve(request.base, request.run, request.trainer)
+    found = machine.resolve_request(request)
     return memory_budget.predict(request, found).total / GIB
 
 

@@ -71,7 +71,8 @@ def load(case: Case, device: str) -> Ready:
     import torch
     from transformers.utils import logging
 
-    from granite_scu.config.settings import PRECISIONS, BaseConfig, LoraConfig, RunConfig, TrainerConfig
+    from granite_scu.config.request import Request
+    from granite_scu.config.settings import PRECISIONS, BaseConfig, LoraConfig
     from granite_scu.data.sources.read import load as read
     from granite_scu.data.tokens.encoding import encode
     from granite_scu.evaluation.bpt.windows import as_corpus, cut
@@ -81,7 +82,9 @@ def load(case: Case, device: str) -> Ready:
     logging.disable_progress_bar()
     trained = case.trained
     base = BaseConfig(trained.name)
-    here = machine.resolve(base, RunConfig(), TrainerConfig(device, PRECISIONS[trained.precision]))
+    asked = {"trainer.accelerator": device, "trainer.precision": PRECISIONS[trained.precision]}
+    asked["data.isolate_documents"] = False
+    here = machine.resolve_request(Request.from_dotted(asked))
     with tempfile.TemporaryDirectory() as folder:
         plain = loading.load_model(base, torch.bfloat16)
         for number in range(ADAPTERS):

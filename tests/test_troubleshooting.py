@@ -7,7 +7,8 @@ import torch
 from devices import T4
 
 from granite_scu.config.errors import Diverged
-from granite_scu.config.settings import BaseConfig, DataConfig, RunConfig, TrainerConfig
+from granite_scu.config.request import Request
+from granite_scu.config.settings import BaseConfig, DataConfig
 from granite_scu.control import Fixed
 from granite_scu.control.loop import SKIPPED_IN_A_ROW
 from granite_scu.data.datamodule import TextDataModule
@@ -44,7 +45,8 @@ def test_refusals_of_what_the_card_lacks(monkeypatch):
 
 def test_a_lone_process_on_the_cpu(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    found = refusal(machine.resolve, BaseConfig(), RunConfig(multi_gpu=True), TrainerConfig("cpu"))
+    request = Request.from_dotted({"run.multi_gpu": True, "trainer.accelerator": "cpu"})
+    found = refusal(machine.resolve_request, request)
     assert quoted(f"error: {found}")
 
 

@@ -18,7 +18,7 @@ import torch
 from granite_scu.config import launcher
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.config.settings import SHORT_PRECISIONS, BaseConfig, RunConfig, TrainerConfig
+from granite_scu.config.settings import SHORT_PRECISIONS
 from granite_scu.hardware import detection, presets
 from granite_scu.hardware.detection import GIB, MARGIN, Device, ram
 from granite_scu.hardware.nvml import dotted, no_cuda
@@ -91,25 +91,24 @@ class Machine:
             set_tf32(self.tf32)
 
 
-def resolve(
-    base: BaseConfig,
-    run: RunConfig,
-    trainer: TrainerConfig,
-    isolate: bool = False,
-    card: Device | None = None,
-) -> Machine:
-    """What the request stands for here, or on a card that is not here.
-
-    Args:
-        base: of the request, as the next two.
-        run: the same.
-        trainer: the same.
-        isolate: whether attention is to keep documents apart.
-        card: what the run is planned for in place of this machine's device.
+def resolve_request(request: Request, card: Device | None = None) -> Machine:
+    """What a request stands for here, or on a ``card`` that is not here.
 
     Raises:
-        UserError: this machine, or the card, lacks something that was asked for.
+        UserError: this machine, or the card, lacks something that was asked for, by a flag or by a preset.
     """
+    try:
+        return _resolve(request, card)
+    except UserError as error:  # what a preset asks for is in no flag that was given
+        device = detection.detect(asked := request.trainer.accelerator)
+        warning = presets.mismatch(request.hardware, device)
+        if warning and (device.kind == "cuda" or asked == "cpu"):  # otherwise it is a GPU that is missing
+            raise UserError(f"{error}; {warning}") from error
+        raise
+
+
+def _resolve(request: Request, card: Device | None) -> Machine:
+    base, run, trainer, isolate = request.base, request.run, request.trainer, request.data.isolate_documents
     accelerator = "cuda" if card else resolve_accelerator(trainer.accelerator)
     device = card or detection.detect(accelerator)
     if card:  # what launched this process tells nothing of another machine
@@ -138,22 +137,6 @@ def resolve(
     alone = not card and devices * nodes == 1
     free = ram()[1] / GIB if device.kind == "cpu" else detection.free_gb() if alone else device.memory_gb
     return Machine(device, accelerator, precision, devices, nodes, attention, kernels, compiled, run.fsdp, tf32, free)
-
-
-def resolve_request(request: Request, card: Device | None = None) -> Machine:
-    """What a request stands for here, or on a ``card`` that is not here.
-
-    Raises:
-        UserError: this machine lacks something that was asked for, by a flag or by a preset.
-    """
-    try:
-        return resolve(request.base, request.run, request.trainer, request.data.isolate_documents, card)
-    except UserError as error:  # what a preset asks for is in no flag that was given
-        device = detection.detect(asked := request.trainer.accelerator)
-        warning = presets.mismatch(request.hardware, device)
-        if warning and (device.kind == "cuda" or asked == "cpu"):  # otherwise it is a GPU that is missing
-            raise UserError(f"{error}; {warning}") from error
-        raise
 
 
 def gpus_of(asked: int | None, device: Device) -> int:

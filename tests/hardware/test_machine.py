@@ -9,6 +9,7 @@ import torch
 from devices import A100, CPU, P100, RTX_3090, T4
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.request import Request
 from granite_scu.config.settings import BaseConfig, RunConfig, TrainerConfig
 from granite_scu.hardware import detection, machine
 from granite_scu.hardware.machine import taking_tf32
@@ -31,7 +32,9 @@ def on(monkeypatch):
         monkeypatch.setattr(detection, "detect_all", lambda: gpus or [device] * device.count)
         monkeypatch.setattr(detection, "free_gb", lambda: device.memory_gb)
         monkeypatch.setattr(machine, "resolve_accelerator", lambda asked: device.kind)
-        return machine.resolve(base or BaseConfig(), run or RunConfig(), TrainerConfig(**trainer), isolate, card)
+        asked = {"base": base or BaseConfig(), "run": run or RunConfig(), "trainer": TrainerConfig(**trainer)}
+        request = Request.from_dotted({"data.isolate_documents": isolate})
+        return machine.resolve_request(dataclasses.replace(request, **asked), card)
 
     return resolve
 

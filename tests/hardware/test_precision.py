@@ -6,8 +6,8 @@ import pytest
 from devices import A100, AMX, B200, CPU, P100, RTX_4090, T4, V100
 from outcomes import refusal
 
-from granite_scu.config.settings import BaseConfig, RunConfig, TrainerConfig
-from granite_scu.hardware.machine import resolve, resolve_accelerator, resolve_precision, slow_four_bits
+from granite_scu.config.request import Request
+from granite_scu.hardware.machine import resolve_accelerator, resolve_precision, resolve_request, slow_four_bits
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,6 @@ def test_four_bits_under_fp32_are_warned_of_on_a_gpu_that_has_something_faster()
 
 def test_a_plan_for_a_card_has_the_warning(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("granite_scu"), "propagate", True)
-    base, trainer = BaseConfig("tiny-granite-h", quantize_4bit=True), TrainerConfig("cuda", "32-true")
-    resolve(base, RunConfig(), trainer, card=RTX_4090)
+    asked = {"base.quantize_4bit": True, "trainer.accelerator": "cuda", "trainer.precision": "32-true"}
+    resolve_request(Request.from_dotted(asked), RTX_4090)
     assert any(line.startswith("--precision fp32: with --4bit-quantization") for line in caplog.messages)

@@ -28,7 +28,7 @@ def asked(machine):
     def ask(device, *flags: str):
         machine(device)
         request = translate([*TINY, "--trainer.accumulate_grad_batches=4", *flags])[0].request()
-        return request, machines.resolve(request.base, request.run, request.trainer)
+        return request, machines.resolve_request(request)
 
     return ask
 
@@ -42,7 +42,7 @@ def test_the_memory_fraction_makes_a_small_card_of_a_large_one(asked):
 def test_of_a_gpu_no_more_is_taken_than_others_have_left(asked, machine, monkeypatch):
     request, whole = asked(T4)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (6 * GIB, 15 * GIB))
-    here, planned = (machines.resolve(request.base, request.run, request.trainer, card=card) for card in (None, T4))
+    here, planned = (machines.resolve_request(request, card) for card in (None, T4))
     assert [here.memory_limit(share) / GIB for share in (None, 0.5, 0.2)] == pytest.approx([5.4, 5.4, 2.7])
     assert planned.memory_limit(None) == whole.memory_limit(None)
 
