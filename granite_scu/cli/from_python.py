@@ -114,9 +114,12 @@ def train(run: PreparedRun) -> Result | None:
         What came of it; None in all but the first of several processes.
 
     Raises:
+        UserError: it is no prepared run.
         RunFailed: the run ended before its end.
         Stopped: it was interrupted; everything up to the last step is saved.
     """
+    if not isinstance(run, PreparedRun):
+        raise UserError('train(...): takes what prepare returns, as train(prepare(data_dir="chats.jsonl"))')
     with logged_from_here():
         own = "".join(f', {flag}="{value}"' for flag, value in own_code(run.request).items())
         folder = json.dumps(str(run.folder.path), ensure_ascii=False)  # on Windows it has backslashes

@@ -270,8 +270,9 @@ def plain(name: str, value: Any) -> Any:
     if not isinstance(value, bool | int | float | str | dict | None):
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise UserError(
-            f"{name}: an object of {kind} cannot be kept with the run; give a callback or logger by its class, as "
-            f'[{{"class_path": "{kind}", "init_args": {{...}}}}], and anything else as text or a number'
+            f"{name}: an object of {kind} cannot be kept with the run; give data and models by the path of a file, a "
+            f'callback or logger by its class, as [{{"class_path": "{kind}", "init_args": {{...}}}}], and anything '
+            "else as text or a number"
         )
     return value
 

@@ -97,22 +97,24 @@ def _update(name: str, layer: BaseTunerLayer, adapter: str) -> LowRankUpdate | N
         state = "merged into the layer" if layer.merged else "switched off"
         raise ValueError(f"{name}: the adapter is {state}, so that training would not act; undo that before training")
     family = type(layer).__module__.removeprefix("peft.tuners.").partition(".")[0]
-    kind, remedy = f"{family} {type(layer).__name__}", "train a plain LoRA adapter on linear layers and embeddings"
-    if not isinstance(layer, LoraLayer):
-        raise ValueError(f"{name}: an adapter of the kind {kind} has no Delta W = s B A; {remedy}")
-    if adapter in layer.lora_variant:
-        variant = type(layer.lora_variant[adapter]).__name__.removesuffix("LinearVariant").removesuffix("Variant")
-        raise ValueError(f"{name}: the LoRA variant {variant} adds something else than Delta W = s B A; {remedy}")
-    stacked = isinstance(layer, ParamWrapper)
-    if adapter in layer.lora_embedding_A:
-        a, b = layer.lora_embedding_A[adapter], layer.lora_embedding_B[adapter]
-    elif adapter not in layer.lora_A:
-        return None
-    elif isinstance(layer.lora_A[adapter], nn.Linear):
-        a, b = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
-    else:
-        raise ValueError(f"{name}: an adapter of the kind {kind} has no Delta W = s B A; {remedy}")
-    return LowRankUpdate(a, b, layer.scaling[adapter], experts=layer.num_experts if stacked else 0)
+    kind = f"kind {family} {type(layer).__name__}"
+    if isinstance(layer, LoraLayer):
+        if adapter in layer.lora_variant:
+            kind = f"LoRA variant {type(layer.lora_variant[adapter]).__name__.partition('Variant')[0]}"
+        elif adapter in layer.lora_embedding_A:
+            return LowRankUpdate(
+                layer.lora_embedding_A[adapter], layer.lora_embedding_B[adapter], layer.scaling[adapter]
+            )
+        elif adapter not in layer.lora_A:
+            return None
+        elif isinstance(layer.lora_A[adapter], nn.Linear):
+            a, b = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
+            experts = layer.num_experts if isinstance(layer, ParamWrapper) else 0
+            return LowRankUpdate(a, b, layer.scaling[adapter], experts=experts)
+    raise ValueError(
+        f"{name}: an adapter of the {kind} adds something else than Delta W = s B A; train a plain LoRA adapter on "
+        "linear layers and embeddings"
+    )
 
 
 def _check_apart(layers: Mapping[str, LowRankUpdate]) -> None:

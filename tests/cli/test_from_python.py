@@ -57,6 +57,11 @@ def test_what_is_wrong_is_one_line_without_a_traceback_in_a_notebook(wrong, name
     assert named in line and "\n" not in line
 
 
+def test_only_what_is_prepared_is_trained():
+    with pytest.raises(UserError, match=r"takes what prepare returns"):
+        from_python.train({"data_dir": "chats.jsonl"})
+
+
 def test_a_request_and_flags_are_not_mixed():
     with pytest.raises(UserError, match="max_steps"):
         from_python.prepare(object(), max_steps=3)

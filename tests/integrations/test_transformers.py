@@ -221,7 +221,7 @@ def small_llama(**settings) -> LlamaConfig:
             lambda adapted, base: get_peft_model(
                 plain(base), IA3Config(target_modules=["q_proj"], feedforward_modules=[])
             ),
-            "q_proj: an adapter of the kind ia3 Linear has no Delta W = s B A",
+            "q_proj: an adapter of the kind ia3 Linear adds something else than Delta W = s B A",
         ),
         (lambda adapted, base: classifier(), "trained on another loss than a causal language model's"),
     ],
