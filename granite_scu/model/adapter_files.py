@@ -55,6 +55,8 @@ def require_files(folder: Path, label: str) -> None:
                 f"{label}: this run has not ended, and has saved no adapter yet; name one that it kept: "
                 + ", ".join(str(folder / name) for name in kept)
             )
+        if (folder / "config.json").is_file():
+            raise UserError(f"{label}: is a whole model, no adapter; train on it by --model, or score it by eval")
         raise UserError(f"{label}: is not a run folder, and holds no adapter ({ADAPTER_CONFIG} is missing)")
     if not (folder / WEIGHTS).is_file():
         pickled = (folder / "adapter_model.bin").is_file()

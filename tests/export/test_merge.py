@@ -248,6 +248,7 @@ def test_an_adapter_for_another_base_is_refused_before_anything_is_written(
     (folder / saved_adapter.TRAINING_CONFIG).write_text(json.dumps({"base": {"name": "ibm-granite/b"}}))
     with pytest.raises(UserError, match=r"ibm-granite/a, and .* trained on ibm-granite/b; one of the files is of"):
         saved_adapter.find(folder)
+    assert "is a whole model, no adapter; train on it by --model" in refusal(saved_adapter.find, small_granite)
     assert not (tmp_path / "models").exists()
 
 
