@@ -114,5 +114,5 @@ def _template_of_the_run(folder: Path) -> dict[str, Any]:
 
 def _holds_tokens(cache: Any) -> bool:
     """Whether a folder of kept tokens is one; no folder stands for the usual one."""
-    kept = "?" * 32 + "/meta.json"  # by ``key_of`` in data/tokens/cache.py, which loads numpy
+    kept = "?" * 32 + "/meta.json"  # by ``prepared`` in data/tokens/cache.py, which loads numpy
     return cache is None or (isinstance(cache, str) and any(Path(cache).expanduser().glob(kept)))

@@ -34,7 +34,7 @@ from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.data.sources.hub import is_on_hub
 from granite_scu.data.sources.read import in_memory, sources_of
 from granite_scu.data.tokens.chat import Renderer
-from granite_scu.data.tokens.corpus import check_documents, say_formats
+from granite_scu.data.tokens.corpus import check_documents
 from granite_scu.data.tokens.encoding import encoded, parts_of, require_known
 from granite_scu.data.tokens.pieces import Piece, groups_of, pieces_of
 from granite_scu.data.tokens.stream import Corpus, joined
@@ -248,8 +248,7 @@ class StreamedDataModule(TextDataModule):
         if not (parts := list(encoded(beginning(config), renderer, config.split_seed, flags=flags))):
             raise self._too_few(0)
         corpus = joined(parts)
-        check_documents(config, corpus)
-        say_formats(corpus, tokenizer)
+        check_documents(config, corpus, tokenizer)
         division = self._divided(corpus, splits, streamed=True)
         if division.parts is None:
             raise self._too_few(corpus.n_documents)

@@ -42,24 +42,19 @@ SAVED_EVERY = 32
 """Parts of half a megabyte of text between two notes of how far a preparation has come."""
 
 
-def key_of(facts: dict[str, Any]) -> str:
-    """The name of what these facts determine, in this version of the layout: 32 hexadecimal digits."""
-    return digest_of([VERSION, facts])
-
-
-def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Corpus]], n_vocabulary: int) -> Corpus:
-    """The tokens of this name: found, or made and kept.
+def prepared(folder: Path, facts: dict[str, Any], make: Callable[[int], Iterator[Corpus]], n_vocabulary: int) -> Corpus:
+    """The tokens that these facts determine, in this version of the layout: found, or made and kept.
 
     Args:
         folder: of all prepared texts.
-        key: the text's name.
+        facts: of the text, its tokenizer and the settings; their digest is its name.
         make: given the pieces that were tokenised before an interruption, yields the parts that are left.
         n_vocabulary: token ids that there are; what is kept with others is made again.
 
     Raises:
         UserError: the folder cannot be written, or what ``make`` raises.
     """
-    found = folder / key
+    found = folder / (key := digest_of([VERSION, facts]))
     with _naming(folder, "what is kept there cannot be read", "have its permissions changed"):
         # Moved there as a whole, perhaps by someone else: it may be that we can only read.
         if _is_sound(found, n_vocabulary):

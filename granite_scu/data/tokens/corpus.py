@@ -70,35 +70,25 @@ def prepare(
         if _stamps(sources) != before:  # what was read is then not what the tokens are kept under the name of
             raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
 
-    found = cache.prepared(folder, cache.key_of(facts), make, 1 + max(tokenizer.get_vocab().values()))
+    found = cache.prepared(folder, facts, make, 1 + max(tokenizer.get_vocab().values()))
     if not found.n_documents:
         raise no_text(config.sources)
-    check_documents(config, found)
-    say_formats(found, tokenizer, every if 1 < len(sources) == len(every) <= SAID_APART else ())
+    check_documents(config, found, tokenizer, every if 1 < len(sources) == len(every) <= SAID_APART else ())
     return found
 
 
-def say_formats(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, apart: Sequence[str] = ()) -> None:
-    """Say how records were read, unless all were texts: what was meant otherwise shows before anything is trained.
+def check_documents(
+    config: DataConfig, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, apart: Sequence[str] = ()
+) -> None:
+    """Report what is not learned unchanged and, unless all are texts, how records were read: what was meant otherwise
+    shows before anything is trained. Refuse a ``--text-column`` that no record has a text in.
 
     Args:
+        config: how they were read.
         corpus: all of them.
         tokenizer: of the model.
         apart: names of the sources, each of which gets a line; without them there is one line for all.
     """
-    every = corpus.record_formats()
-    if every.keys() - {TEXT}:
-        by_source = [(name, corpus.record_formats(number)) for number, name in enumerate(apart)]
-        for name, counts in by_source or [("", every)]:
-            if counts:
-                words = in_words(counts, has_template=tokenizer.chat_template is not None)
-                _log.info(f"{name}: {words}" if name else words)
-    if corpus.n_conversations and "strftime_now" in str(tokenizer.chat_template):
-        _log.info("the chat template may write the date; it gets %s, the same on every day", f"{DAY:%d %B %Y}")
-
-
-def check_documents(config: DataConfig, corpus: Corpus) -> None:
-    """Report what is not learned unchanged, and refuse a ``--text-column`` that no record has a text in."""
     column, text = config.text_column, config.named
     if column not in (DataConfig.text_column, samples.MESSAGES) and corpus.n_conversations == corpus.n_documents:
         raise UserError(
@@ -122,6 +112,15 @@ def check_documents(config: DataConfig, corpus: Corpus) -> None:
     for flag, given in (("--chat-template", config.chat_template), ("--system", config.system)):
         if given and not corpus.n_conversations:
             _log.warning("%s %s: %s holds no conversation to use it for", flag, given, text)
+    every = corpus.record_formats()
+    if every.keys() - {TEXT}:
+        by_source = [(name, corpus.record_formats(number)) for number, name in enumerate(apart)]
+        for name, counts in by_source or [("", every)]:
+            if counts:
+                words = in_words(counts, has_template=tokenizer.chat_template is not None)
+                _log.info(f"{name}: {words}" if name else words)
+    if corpus.n_conversations and "strftime_now" in str(tokenizer.chat_template):
+        _log.info("the chat template may write the date; it gets %s, the same on every day", f"{DAY:%d %B %Y}")
 
 
 def _stamps(sources: Sequence[Source]) -> list[tuple[int, int]]:
