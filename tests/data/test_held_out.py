@@ -10,14 +10,20 @@ from granite_scu.config.settings import DataConfig
 from granite_scu.data.datamodule import TextDataModule
 
 
-def chats(path, n: int, first: int = 0, words: int = 1):
-    """Conversations with answers of so many words."""
-    turns = [
-        [{"role": "user", "content": f"Question {i}?"}, {"role": "assistant", "content": "answer " * words}]
-        for i in range(first, first + n)
-    ]
-    path.write_text("".join(json.dumps({"messages": each}) + "\n" for each in turns))
+def write(path, *conversations: list[dict]) -> str:
+    """Add conversations to a file."""
+    with path.open("a") as lines:
+        lines.writelines(json.dumps({"messages": messages}) + "\n" for messages in conversations)
     return str(path)
+
+
+def turn(question: str, answer: str) -> list[dict]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def chats(path, n: int, first: int = 0, words: int = 1) -> str:
+    """Conversations with answers of so many words."""
+    return write(path, *(turn(f"Question {i}?", "answer " * words) for i in range(first, first + n)))
 
 
 def read(chatting, **fields) -> TextDataModule:
@@ -40,12 +46,8 @@ def test_the_usual_share_of_conversations(n, held_out):
 
 
 def test_by_default_few_conversations_are_held_out_and_a_long_one_counts_as_one(chatting, tmp_path):
-    path = tmp_path / "train.jsonl"
-    chats(path, 59)
-    with path.open("a") as more:
-        turns = [{"role": "user", "content": "More?"}, {"role": "assistant", "content": "long " * 100}]
-        more.write(json.dumps({"messages": turns}) + "\n")
-    data = read(chatting, path=str(path))
+    chats(tmp_path / "train.jsonl", 59)
+    data = read(chatting, path=write(tmp_path / "train.jsonl", turn("More?", "long " * 100)))
     assert counts(data) == (54, 3, 3)
     assert data.config.block_size == 576  # 568 bytes and marks, a multiple of 64
     assert data.summary()["cut_answers"] == 0
@@ -75,12 +77,7 @@ def test_chats_and_texts_are_divided_each_for_themselves(chatting, tmp_path, cap
 
 def asking(path, *questions: str) -> str:
     """Conversations that ask these, each answered otherwise."""
-    turns = [
-        [{"role": "user", "content": question}, {"role": "assistant", "content": f"answer {number}"}]
-        for number, question in enumerate(questions)
-    ]
-    path.write_text("".join(json.dumps({"messages": each}) + "\n" for each in turns))
-    return str(path)
+    return write(path, *(turn(question, f"answer {number}") for number, question in enumerate(questions)))
 
 
 def test_copies_that_are_held_out_count_once_and_those_that_are_trained_on_are_told(chatting, tmp_path):
@@ -101,12 +98,11 @@ def test_answers_to_the_same_question_are_on_one_side(chatting, tmp_path):
 
 
 def test_a_chat_as_it_grew_turn_by_turn_is_on_one_side_and_a_greeting_makes_no_chats_one(chatting, tmp_path):
-    path, hello = tmp_path / "train.jsonl", {"role": "assistant", "content": "Hello, what is it?"}
+    hello = {"role": "assistant", "content": "Hello, what is it?"}
     turns = [(role, turn) for turn in range(4) for role in ("user", "assistant")]
     whole = [[hello, *({"role": role, "content": f"{role} {n}.{turn}"} for role, turn in turns)] for n in range(40)]
     records = [each[:end] for each in whole for end in (3, 5, 7, 9)]
-    path.write_text("".join(json.dumps({"messages": each}) + "\n" for each in records))
-    data = read(chatting, path=str(path))
+    data = read(chatting, path=write(tmp_path / "train.jsonl", *records))
     sides = [{data.division.corpus.names[number] for number in part} for part in data.division.parts.values()]
     sides = [{(int(name.rpartition(":")[2]) - 1) // 4 for name in names} for names in sides]
     assert counts(data) == (136, 12, 12) and [len(chats) for chats in sides] == [34, 3, 3]
@@ -123,10 +119,7 @@ def test_where_most_ask_the_same_the_whole_says_which_side(chatting, tmp_path, c
 def test_what_a_user_says_to_no_answer_takes_no_place_among_those_held_out_nor_in_blocks(chatting, tmp_path):
     path, asked = tmp_path / "train.jsonl", {"role": "user", "content": "What? " * 400}
     chats(path, 60)
-    with path.open("a") as more:
-        more.writelines(json.dumps({"messages": [asked | {"content": f"{n}?"}]}) + "\n" for n in range(199))
-        turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
-        more.writelines(json.dumps({"messages": each}) + "\n" for each in ([asked], [*turns, asked]))
+    write(path, *([asked | {"content": f"{n}?"}] for n in range(199)), [asked], [*turn("Who?", "Me."), asked])
     data = read(chatting, path=str(path))
     assert counts(data) == (55, 3, 3) and data.config.block_size == 128
     assert {"unsupervised_documents": 200, "long_documents": 0, "dropped_tokens": 0}.items() <= data.summary().items()
@@ -188,8 +181,8 @@ def test_one_line_says_what_is_wrong(chatting, tmp_path, fields, words):
     }
     question, function = {"role": "user", "content": "?"}, {"name": "f", "arguments": {"not": "in the template"}}
     call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
-    (tmp_path / "silent.jsonl").write_text(json.dumps({"messages": [question]}) + "\n")
-    (tmp_path / "calls.jsonl").write_text(json.dumps({"messages": [question, call]}) + "\n")
+    write(tmp_path / "silent.jsonl", [question])
+    write(tmp_path / "calls.jsonl", [question, call])
     (tmp_path / "texts.jsonl").write_text('{"text": "no conversation"}\n')
     (tmp_path / "fields.jsonl").write_text('{"q": "of", "a": "another kind"}\n')
     given = {"path": files["train"], **{name: files.get(value, value) for name, value in fields.items()}}
