@@ -102,9 +102,8 @@ def _update(name: str, layer: BaseTunerLayer, adapter: str) -> LowRankUpdate | N
         if adapter in layer.lora_variant:
             kind = f"LoRA variant {type(layer.lora_variant[adapter]).__name__.partition('Variant')[0]}"
         elif adapter in layer.lora_embedding_A:
-            return LowRankUpdate(
-                layer.lora_embedding_A[adapter], layer.lora_embedding_B[adapter], layer.scaling[adapter]
-            )
+            a, b = layer.lora_embedding_A[adapter], layer.lora_embedding_B[adapter]
+            return LowRankUpdate(a, b, layer.scaling[adapter])
         elif adapter not in layer.lora_A:
             return None
         elif isinstance(layer.lora_A[adapter], nn.Linear):

@@ -68,7 +68,7 @@ def counted(inputs: Mapping[str, Any]) -> Tensor:
     if inputs.get("labels") is None:
         raise ValueError(
             "ShannonCallback: the trainer called the model without labels, so that the model did not compute the loss; "
-            "leave compute_loss_func out, and use a collator that gives labels"
+            "leave compute_loss_func and a compute_loss of your own out, and use a collator that gives labels"
         )
     return inputs["labels"][..., 1:] != IGNORED
 
