@@ -114,7 +114,15 @@ class SavedAdapter:
             UserError: the adapter is for another base, sits on something other than a linear layer or experts, or
                 holds what is no finite number.
         """
-        stored = self._shapes()
+        stored = {}
+        with self.open() as file:
+            for name in file.keys():  # noqa: SIM118 (no mapping)
+                factor = file.get_tensor(name)
+                try:
+                    check_numbers(name, factor)
+                except ValueError as error:
+                    raise UserError(f"{self.label}: {error}") from error
+                stored[name] = tuple(factor.shape)
         config = copy.copy(self.config)
         model = loading.meta_model(base_name)
         allowed = {*linear_layers(model), *experts.stacks(model)}
@@ -141,17 +149,7 @@ class SavedAdapter:
             if expected.get(name) != stored.get(name):
                 wants, has = (_describe(shapes.get(name)) for shapes in (expected, stored))
                 raise self._misfit(base_name, f"{name} would have to be {wants} and is {has}")
-        with self.open() as file:
-            for name in stored:
-                try:
-                    check_numbers(name, file.get_tensor(name))
-                except ValueError as error:
-                    raise UserError(f"{self.label}: {error}") from error
         return found
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        with self.open() as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
 
     def open(self) -> Any:
         """The weights, to be read one by one; a context.
