@@ -39,7 +39,7 @@ from granite_scu.export.publish import model_card
 from granite_scu.model import finding, loading, saved_adapter
 from granite_scu.model.base_files import INDEX, SINGLE, weight_files
 from granite_scu.model.description_length import by_expert
-from granite_scu.model.loading import WEIGHT_DTYPES
+from granite_scu.model.loading import CPU, WEIGHT_DTYPES
 from granite_scu.storage.atomic import UNFINISHED, errors_of_rust, replacing, sweep
 from granite_scu.storage.provenance import versions
 from granite_scu.storage.run_folder import LOCK, nearest, read_if_there, read_json, require_writable
@@ -54,8 +54,6 @@ _WRITTEN = re.compile(
     r"|model.*\.safetensors|README\.md|\w+\.model|(merges|vocab)\.txt|chat_template\.jinja|additional_chat_templates"
 )
 """What a merge writes. Whatever else is in the folder is the user's."""
-
-CPU = torch.device("cpu")
 
 SPARE = 64 * 2**20
 """Bytes of disk to be left over, for everything that is not weights."""

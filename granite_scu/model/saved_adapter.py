@@ -18,15 +18,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig, LoraConfig, from_record, listed
 from granite_scu.config.untrusted_input import only_files
 from granite_scu.control.diagnostics.ceiling import Matrix
-from granite_scu.model import experts, loading
-from granite_scu.model.adapter_files import (
-    check_numbers,
-    factor_names,
-    may_be_same,
-    require_adapter,
-    run_of,
-    short_name,
-)
+from granite_scu.model import adapter_files, experts, loading
 from granite_scu.model.adapters import ADAPTER, linear_layers, read_config
 from granite_scu.model.description_length import by_expert
 from granite_scu.storage import manifest
@@ -86,14 +78,14 @@ class SavedAdapter:
     @property
     def tokenizer_places(self) -> tuple[Path, ...]:
         """Where a tokenizer may have been saved with it: its own folder, and that of its run."""
-        return tuple(filter(None, (self.folder, run_of(self.folder))))
+        return tuple(filter(None, (self.folder, adapter_files.run_of(self.folder))))
 
     @property
     def base(self) -> BaseConfig:
         """The base model that it was trained on, as its training had it, but in PyTorch's kernels: others would first
         have to be proved right, in a process of their own."""
         named = {"name": self.config.base_model_name_or_path} | self.training.get("base", {})
-        if (run := run_of(self.folder)) and named["name"]:
+        if (run := adapter_files.run_of(self.folder)) and named["name"]:
             named["name"] = found_from_here(named["name"], run)
         return from_record(BaseConfig, named, compile=False, kernels="torch")
 
@@ -119,7 +111,7 @@ class SavedAdapter:
             for name in file.keys():  # noqa: SIM118 (no mapping)
                 factor = file.get_tensor(name)
                 try:
-                    check_numbers(name, factor)
+                    adapter_files.check_numbers(name, factor)
                 except ValueError as error:
                     raise UserError(f"{self.label}: {error}") from error
                 stored[name] = tuple(factor.shape)
@@ -141,10 +133,10 @@ class SavedAdapter:
                     f"{self.label}: adapts {name}, and only experts and linear layers other than the output head are "
                     "supported"
                 )
-            for factor, linear in zip(factor_names(path), (module.lora_A, module.lora_B), strict=True):
+            for factor, linear in zip(adapter_files.factor_names(path), (module.lora_A, module.lora_B), strict=True):
                 expected[factor] = tuple(linear[ADAPTER].weight.shape)
             weight, count = (name, module.num_experts) if stacked else (f"{name}.weight", 0)
-            found[name] = StoredUpdate(weight, factor_names(path), float(module.scaling[ADAPTER]), count)
+            found[name] = StoredUpdate(weight, adapter_files.factor_names(path), float(module.scaling[ADAPTER]), count)
         for name in sorted(expected.keys() | stored.keys()):
             if expected.get(name) != stored.get(name):
                 wants, has = (_describe(shapes.get(name)) for shapes in (expected, stored))
@@ -181,16 +173,16 @@ def find(path: str | Path, label: str | None = None) -> SavedAdapter:
     """
     folder, label = Path(path).expanduser(), label or str(path)
     only_files(folder)
-    require_adapter(folder, label)
+    adapter_files.require_adapter(folder, label)
     for name in (ADAPTER_CONFIG, WEIGHTS):  # the libraries would say that it is not there
         try:
             (folder / name).open("rb").close()
         except OSError as error:
             raise unreadable(folder / name, error) from error
-    config, run = _plain_lora(folder, label), run_of(folder)
+    config, run = _plain_lora(folder, label), adapter_files.run_of(folder)
     training = read_json(run / TRAINING_CONFIG) if run else {}
     named, trained_on = config.base_model_name_or_path, training.get("base", {}).get("name")
-    if named and trained_on and not may_be_same(named, trained_on):
+    if named and trained_on and not adapter_files.may_be_same(named, trained_on):
         raise UserError(
             f"{label}: {ADAPTER_CONFIG} names the base model {named}, and {TRAINING_CONFIG} says that the run trained "
             f"on {trained_on}; one of the files is of another run"
@@ -212,7 +204,7 @@ def base_of(adapter: SavedAdapter, name: str | None) -> BaseConfig:
         raise UserError(f"{adapter.label}: {ADAPTER_CONFIG} names no base model; give it by --model")
     if name is None:
         return adapter.base
-    if trained_on and not may_be_same(adapter.base.name, name):
+    if trained_on and not adapter_files.may_be_same(adapter.base.name, name):
         raise UserError(f"{adapter.label}: was trained on {trained_on}, and not on --model {name}")
     return replace(adapter.base, name=name)
 
@@ -321,7 +313,7 @@ def from_checkpoint(folder: Path, path: str, base_name: str, frozen: Mapping[str
 
 
 def _name(path: str) -> str:
-    return short_name(Path(path).expanduser().resolve())
+    return adapter_files.short_name(Path(path).expanduser().resolve())
 
 
 def _measured(a: Tensor, b: Tensor, update: StoredUpdate) -> Iterator[Matrix]:
