@@ -91,17 +91,12 @@ def exit_code_of(run: Callable[[], int], debug: bool, how_to_continue: str = HOW
     except (Exception, KeyboardInterrupt, Stopped) as error:
         line, code = _line_and_code(error, how_to_continue)
         if debug:
-            print(_without_token("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+            print(redact("".join(traceback.format_exception(error))), end="", file=sys.stderr)
         if line:  # of several processes that stop together, one speaks
             asked_for = isinstance(error, KeyboardInterrupt | Stopped)  # and no error
             with suppress(OSError):  # there may be nobody left to read it
-                print(_without_token(("" if asked_for else "error: ") + _readable(line)), file=sys.stderr)
+                print(redact(("" if asked_for else "error: ") + _readable(line)), file=sys.stderr)
         return code
-
-
-def _without_token(text: str) -> str:
-    hub = sys.modules.get("huggingface_hub")  # without it nobody has read the token
-    return redact(text, hub.get_token() if hub else None)
 
 
 @contextmanager

@@ -13,10 +13,10 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabl
 from huggingface_hub.utils import disable_progress_bars
 from rich.console import Console
 
-from granite_scu.config.errors import RunFailed, UserError
+from granite_scu.config.errors import RunFailed, UserError, one_line
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.export.publish import AGAIN
-from granite_scu.export.publish.leaks import redact
+from granite_scu.export.publish.leaks import TOKENS_READ, redact
 from granite_scu.export.publish.selection import OPTIONAL
 from granite_scu.storage.run_folder import NAMED_TEMPLATES
 
@@ -36,11 +36,18 @@ def find_token() -> str:
     """The token of ``HF_TOKEN`` or of ``hf auth login``.
 
     Raises:
-        UserError: neither is there.
+        UserError: neither is there, or the file of the login cannot be read.
     """
-    if token := get_token():
-        return token
-    raise UserError("no token for the hub: log in with `hf auth login`, or set HF_TOKEN to a token that may write")
+    try:
+        found, why = get_token(), ""
+    except (OSError, ValueError) as error:
+        found, why = None, f" ({one_line(error)})"
+    if not found:
+        raise UserError(
+            f"no token for the hub{why}: log in with `hf auth login`, or set HF_TOKEN to one that may write"
+        )
+    TOKENS_READ.add(found)
+    return found
 
 
 def publish(
@@ -76,7 +83,7 @@ def publish(
     """
     api = HfApi(endpoint=_endpoint(), token=token, library_name="granite-scu")
     where = f"{repo_id} on {api.endpoint}"
-    with _on_console(console, token):
+    with _on_console(console):
         with _explain_errors("asking who the token belongs to", where):
             me = api.whoami()
         if ((me.get("auth") or {}).get("accessToken") or {}).get("role") == "read":
@@ -150,20 +157,20 @@ def _make_repository(api: HfApi, repo_id: str, private: bool, where: str, confir
 class _Lines(logging.Handler):
     """Prints each record in one line, without the token."""
 
-    def __init__(self, console: Console, token: str) -> None:
+    def __init__(self, console: Console) -> None:
         super().__init__()
-        self.console, self.token = console, token
+        self.console = console
 
     def emit(self, record: logging.LogRecord) -> None:
         self.say(record.getMessage())
 
     def say(self, words: str) -> None:
-        line = " ".join(redact(words, self.token).split())
+        line = " ".join(redact(words).split())
         self.console.print(f"hub: {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
-def _on_console(console: Console, token: str) -> Iterator[None]:
+def _on_console(console: Console) -> Iterator[None]:
     """Have huggingface_hub say on our console what it repeats, skips and warns of, and upload by plain HTTP.
 
     Xet is left alone unless HF_HUB_DISABLE_XET=0 asks for it: an adapter is too small to gain by its chunks, and it
@@ -173,7 +180,7 @@ def _on_console(console: Console, token: str) -> Iterator[None]:
         constants.HF_HUB_DISABLE_XET = True
     if not console.is_terminal:
         disable_progress_bars()
-    lines, log = _Lines(console, token), logging.getLogger("huggingface_hub")
+    lines, log = _Lines(console), logging.getLogger("huggingface_hub")
     before, log.handlers[:] = log.handlers[:], [lines]
     log.setLevel(logging.WARNING)
     for module in ("hf_api", "_commit_api"):  # at this level they name the files that are not sent again

@@ -44,6 +44,9 @@ _PATH = re.compile(
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
 _QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]*")
 
+TOKENS_READ: set[str] = set()
+"""What ``hub.find_token`` gave. Nobody else asks huggingface_hub, which may refresh it over the network."""
+
 
 @cache
 def _patterns() -> dict[str, tuple[tuple[str, ...], re.Pattern[str]]]:
@@ -126,12 +129,12 @@ def strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
             yield from strings(entry, f"{place}[{index}]")
 
 
-def redact(text: str, token: str | None = None) -> str:
+def redact(text: str) -> str:
     """A text without tokens, and without the query of any URL: that of an upload is a permission to write.
 
     >>> redact("401 for hf_abcdefghijklmnopqrstuvwxyz at https://host/f?X-Signature=1")
     '401 for hf_*** at https://host/f?***'
     """
-    if token:
+    for token in TOKENS_READ:
         text = text.replace(token, "hf_***")
     return _QUERY.sub(r"\1?***", _TOKEN.sub("hf_***", text))

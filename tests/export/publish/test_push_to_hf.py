@@ -38,9 +38,10 @@ def test_a_dry_run_asks_nobody(tool, hub, run):
     assert "library_name: peft" in done.stdout and "| base model, held-out test documents |" in done.stdout
 
 
-def test_without_a_token_it_says_where_one_comes_from(push, hub, monkeypatch, tmp_path):
+@pytest.mark.parametrize("path", ["none", "."], ids=["no login", "a login that cannot be read"])
+def test_without_a_token_it_says_where_one_comes_from(push, hub, monkeypatch, tmp_path, path):
     monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / path))
     code, _, err = push()
     assert code == 2 and err.count("\n") == 1
     assert "hf auth login" in err and "HF_TOKEN" in err
