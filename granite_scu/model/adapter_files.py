@@ -163,8 +163,8 @@ def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:
 
     try:
         tensors = safetensors.torch.load(weights)
-    except SafetensorError as error:
-        raise ValueError(f"{WEIGHTS}: not a whole safetensors file ({error})") from error
+    except (SafetensorError, KeyError) as error:  # it knows no number of 4 bits
+        raise ValueError(f"{WEIGHTS}: not a whole safetensors file of plain numbers ({error})") from error
     if config.get("peft_type") != "LORA" or not isinstance(config.get("r"), int):
         raise ValueError(f"{ADAPTER_CONFIG}: does not describe a LoRA adapter (peft_type LORA with a rank r)")
     check_config(config)
@@ -200,8 +200,10 @@ def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:
 
 def check_numbers(name: str, factor: "Tensor") -> None:
     """Refuse a factor with which a model would say nothing, or something that nobody has trained. Raises ValueError."""
-    if not factor.is_floating_point():
-        raise ValueError(f"{WEIGHTS}: {name} holds whole numbers ({factor.dtype}); choose another")
+    if not factor.is_floating_point() or factor.itemsize < 2:  # PyTorch does not compute with fewer than 16 bits
+        raise ValueError(
+            f"{WEIGHTS}: {name} holds {factor.dtype}, no floating point of 16 bits or more; choose another"
+        )
     if not bool(factor.isfinite().all()):
         raise ValueError(f"{WEIGHTS}: {name} is not finite, so that its run diverged; choose another")
 

@@ -215,7 +215,7 @@ def test_the_adapter_is_counted(run):
     assert counts == {"layers": len(tensors) // 2, "parameters": sum(tensor.size for tensor in tensors.values())}
 
 
-def test_numbers_that_are_not_finite_in_bfloat16_are_refused(run):
+def test_numbers_of_8_bits_or_not_finite_in_bfloat16_are_refused(run):
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -226,6 +226,9 @@ def test_numbers_that_are_not_finite_in_bfloat16_are_refused(run):
     next(iter(tensors.values()))[0, 0] = torch.inf
     save_file(tensors, file)
     assert "is not finite" in refused(run)
+    for of_8_bits in (torch.float8_e4m3fn, torch.float8_e8m0fnu):
+        save_file({name: tensor.abs().to(of_8_bits) for name, tensor in tensors.items()}, file)
+        assert "adapter_model.safetensors: " in refused(run)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +238,7 @@ def test_numbers_that_are_not_finite_in_bfloat16_are_refused(run):
         (lambda t, names: t.update({names[0]: t[names[0]][:-1]}), "adapter_config.json says rank"),
         (lambda t, names: t.update({names[1]: t[names[1]].T.copy()}), "adapter_config.json says rank"),
         (lambda t, names: t.update({"model.embed_tokens.weight": np.ones((2, 2))}), "is not a factor of a layer"),
-        (lambda t, names: t.update({names[0]: t[names[0]].astype(np.int8)}), "holds whole numbers (torch.int8)"),
+        (lambda t, names: t.update({names[0]: t[names[0]].astype(np.int8)}), "holds torch.int8, no floating point"),
         (lambda t, names: t.update({n: 0 * t[n] for n in names if "lora_B" in n}), "every lora_B is zero"),
         (lambda t, names: t.clear(), "holds no tensor"),
         (lambda t, names: t[names[0]].fill(np.nan), "is not finite"),
