@@ -67,7 +67,7 @@ def _check_plain(run: Layer, asked: Collection[str]) -> None:
             remedy = f"where you trust it, add --controller {value}"
         else:
             continue
-        raise UserError(f"{run.origin}: {key} names code, which a run folder may not; {remedy}")
+        raise UserError(f"{run.origin}{run.lines[key]}: {key} names code, which a run folder may not; {remedy}")
 
 
 _PATHS = ("base.name", "lora.adapter", "data.cache_dir")

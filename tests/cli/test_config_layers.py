@@ -293,7 +293,7 @@ def test_an_error_names_the_users_file_and_not_that_of_the_test_runs_defaults(la
 def test_a_run_folder_names_no_code(tmp_path, text, words):
     """A run that is continued takes its settings from there, and the folder may come from anybody."""
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'config.yaml'}: {words}")):
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'config.yaml'}:1: {words}")):
         script_flags.translate(["--output-dir", str(tmp_path), "--resume-from-checkpoint", "last"])
 
 
