@@ -112,10 +112,11 @@ def test_saturated_and_held_ticks_are_marked_where_they_are(tmp_path):
     assert lines(below)["held"].tolist() == [3.0]
 
 
-def test_a_controller_without_a_setpoint_has_no_band(tmp_path):
-    history = [record(10 * k, s_target=None, error=None) for k in range(1, 5)]
-    above, _ = axes_of(unfinished(tmp_path / "run", history))
+def test_without_a_controller_there_is_no_band_and_words_in_place_of_lambda(tmp_path):
+    history = [record(10 * k, s_target=None, error=None, **{"lambda": 0.0}) for k in range(1, 5)]
+    above, below = axes_of(unfinished(tmp_path / "run", history))
     assert set(lines(above)) == {"S at each tick", "S smoothed"} and not above.collections
+    assert not below.get_lines() and "λ = 0" in below.texts[0].get_text()
 
 
 def test_a_measurement_that_failed_leaves_a_gap(tmp_path):
