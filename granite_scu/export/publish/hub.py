@@ -102,13 +102,14 @@ def publish(
             if revision:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
             there = api.repo_info(repo_id, revision=revision)
-            left = [file.rfilename for file in there.siblings or () if file.rfilename not in files]
+            left = {file.rfilename for file in there.siblings or ()} - files.keys()
+            templates = f"{NAMED_TEMPLATES}/"
             api.create_commit(
                 repo_id,
                 [
                     *(CommitOperationAdd(name, content) for name, content in files.items()),
                     # Of an earlier run's tokenizer: a chat template that this run has not would be taken for its own.
-                    *(CommitOperationDelete(name) for name in left if name.startswith((*OPTIONAL, NAMED_TEMPLATES))),
+                    *(CommitOperationDelete(name) for name in left if name in OPTIONAL or name.startswith(templates)),
                 ],
                 commit_message="Upload a LoRA adapter with granite-scu",
                 revision=revision,

@@ -63,11 +63,11 @@ def test_only_what_changed_is_uploaded(push, hub, run):
 def test_templates_of_a_former_publication_are_removed_and_other_files_are_not(push, hub, run):
     former = {"chat_template.jinja": b"{{ 1 }}", "additional_chat_templates/rag.jinja": b"{{ 2 }}"}
     hub.repos[REPO] = Repo(private=True)
-    hub.repos[REPO].branches["main"] |= former | {"notes.md": b"by hand"}
+    hub.repos[REPO].branches["main"] |= former | {"chat_template.jinja.md": b"by hand"}
     (run / "chat_template.jinja").unlink()
     assert push()[0] == 0
     there = hub.repos[REPO].branches["main"]
-    assert not former.keys() & there.keys() and there["notes.md"] == b"by hand" and "README.md" in there
+    assert not former.keys() & there.keys() and there["chat_template.jinja.md"] == b"by hand" and "README.md" in there
 
 
 def test_a_private_repository_needs_no_confirmation(push, hub):
