@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import PRECISIONS
 from granite_scu.config.progress import advancing
-from granite_scu.config.settings import BaseConfig, DataConfig, RunConfig, TrainerConfig
+from granite_scu.config.request import Request
+from granite_scu.config.settings import BaseConfig, DataConfig, TrainerConfig
 from granite_scu.evaluation.bpt import results, texts
 from granite_scu.evaluation.bpt.answering import AnswerScoring, DriftScoring
 from granite_scu.evaluation.bpt.subjects import BASE, Subject, shared_base
@@ -155,9 +156,12 @@ def _check_window(length: int, stride: int, models: Sequence[str]) -> None:
 
 def _machine(model: BaseConfig, accelerator: str, precision: str) -> Machine:
     accelerator = loading.device_named(accelerator, "--accelerator").type  # scoring alone does not need a GPU
-    asked = TrainerConfig(accelerator=accelerator, precision=PRECISIONS.get(precision))
-    uncompiled = replace(model, compile=False)  # its forward passes differ in shape, each would be compiled again
-    found = machine.resolve(uncompiled, RunConfig(), asked)
+    request = replace(
+        Request.from_dotted({"data.isolate_documents": False}),
+        base=replace(model, compile=False),  # its forward passes differ in shape, each would be compiled again
+        trainer=TrainerConfig(accelerator=accelerator, precision=PRECISIONS.get(precision)),
+    )
+    found = machine.resolve_request(request)
     kernels.check(found.kernels, found.accelerator)
     return found
 
