@@ -72,7 +72,7 @@ def test_requirements_find_settings_that_contradict_one_another(judged, monkeypa
     [
         ("--model", "config.json", "cannot be loaded"),
         ("--data-dir", "image.png", "holds only other files"),
-        ("--adapter", "config.json", "is not a run folder"),
+        ("--adapter", "notes.txt", "is not a run folder"),
     ],
 )
 def test_what_cannot_be_read_is_a_lack_like_any_other(judged, tmp_path, flag, file, reason):
