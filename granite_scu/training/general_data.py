@@ -56,7 +56,7 @@ def read(
         if gone or not files or " ".join(files) == before.source:
             recorded = read_if_there(kept.with_name(TRAINING_CONFIG)).get("drift", {})
             if (tokens := asked.general_tokens) != recorded.get("general_tokens", tokens):
-                log.warning("--general-tokens %d: has no effect, for the run goes by the text it has, %s", tokens, kept)
+                log.warning("--general-tokens %d: has no effect, for the run keeps the text it has, %s", tokens, kept)
             return _as_before(before, resume)
     if files:
         division = getattr(data, "division", None)  # a stream has none
