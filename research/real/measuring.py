@@ -24,9 +24,10 @@ from benchmarks.asking import (
     rows_of_texts,
     said_in,
 )
-from benchmarks.drift_training import AVERAGED, CHECKPOINTS, SCALES, other_chats, prose, source
+from benchmarks.cells import ROOT
 from benchmarks.learning_rates_data import GENERAL, KNOWN, Record, is_known
 from granite_scu.data.blocks.packing import padding_of
+from granite_scu.data.sources import corpora
 from granite_scu.evaluation import general_text
 from granite_scu.evaluation.general_text import GeneralText
 from granite_scu.evaluation.score import each_batch
@@ -41,6 +42,17 @@ from research.real.tasks import TASKS, split
 
 EMA_SHARE = 0.1
 """Of the steps, over which the factors are averaged."""
+
+CHECKPOINTS, AVERAGED = 5, 3
+SCALES = (0.75, 0.5, 0.25)
+
+CHATS = {"format": "observatory.jsonl"}
+"""The chats of another kind than a task's, in ``benchmarks/chats``."""
+OTHER_CHATS = "orders.jsonl"
+SPEECH = ROOT / "benchmarks" / "speech.txt"
+"""Prose in the public domain: of a president's yearly message to Congress."""
+PIECES, LETTERS = 8, 600
+"""Of prose, and of Python source: so many pieces of so many letters."""
 
 _at_base: dict[tuple[str, str], Line] = {}
 """By base and task: it is the same for every run of a process."""
@@ -225,3 +237,21 @@ def _nats_of(model: Any, rows: list[Row]) -> list[float]:
         for _, nats in each_batch(lambda input_ids, labels: token_nats(model, input_ids, labels), [batch], model=model):
             found |= dict(zip(numbers, nats.double().sum(1).tolist(), strict=True))
     return [float(f"{found[number]:.4g}") for number in range(len(rows))]
+
+
+def other_chats(kind: str) -> list[Record]:
+    """Chats of another kind than a task's."""
+    lines = (ROOT / "benchmarks" / "chats" / CHATS.get(kind, OTHER_CHATS)).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines[:30]]
+
+
+def prose() -> list[str]:
+    """Pieces of a speech."""
+    text = SPEECH.read_text(encoding="utf-8")
+    return [text[start : start + LETTERS] for start in range(0, PIECES * LETTERS, LETTERS)]
+
+
+def source() -> list[str]:
+    """Pieces of Python that no small base has seen."""
+    modules = [document.text for document in corpora.held_out_source() if len(document.text) > 4 * LETTERS]
+    return [text[LETTERS : 2 * LETTERS] for text in modules[:: max(1, len(modules) // PIECES)][:PIECES]]

@@ -3,6 +3,7 @@
 import copy
 import math
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,6 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.asking import said_in
-from benchmarks.cells import REAL
-from benchmarks.drift_training import ANY_BUDGET, block_of, general_file, of_loop, settings
 from benchmarks.learning_rates_data import Lesson
 from granite_scu import Request
 from granite_scu.config.errors import Diverged
@@ -25,10 +23,10 @@ from granite_scu.model.description_length import weighted_penalty
 from granite_scu.model.mamba2 import mamba
 from granite_scu.storage.run_folder import read_json
 from granite_scu.training.recipe import prepare, train
-from research.laws import AUTO
 from research.real.grid import Cell, Line
-from research.real.measuring import Measured, once
-from research.real.tasks import TASKS, digest, split
+from research.real.measuring import Measured
+from research.real.product import general_files, of_arm, settings
+from research.real.tasks import digest, split
 
 VALIDATIONS = 10
 LAMBDA_OF_BOTH = 0.01
@@ -50,18 +48,8 @@ def run(cell: Cell, name: str, folder: Path, device: str) -> Line:
     parts, measured = split(cell.task), Measured(cell, judge, folder)
     with tempfile.TemporaryDirectory() as working:
         place, made = Path(working), Lesson(parts.train, parts.validation, None)
-        block, replayed = block_of(made, tokenizer, text), cell.value if cell.arm == "replay" else 0.0
-        of_run = TASKS[cell.task].epochs, cell.rate, cell.seed
-        request = Request.from_dotted(
-            settings(name, place, made, tokenizer, text, block, of_run, replayed)
-            | of_arm(cell, files[0])
-            | {
-                "trainer.limit_val_batches": len(parts.validation),
-                "trainer.accelerator": device,
-                "base.compile": False,
-                "trainer.precision": "bf16-mixed",
-            }
-        )
+        asked = settings(cell, name, place, made, tokenizer, text, device) | of_arm(cell, files[0])
+        request = Request.from_dotted(asked)
         callbacks = [measured, *([SmallToo()] if cell.arm == "both" else [])]
         request = replace(request, trainer=replace(request.trainer, callbacks=callbacks))
         try:
@@ -85,39 +73,17 @@ def run(cell: Cell, name: str, folder: Path, device: str) -> Line:
     }
 
 
-def general_files(cell: Cell, name: str, folder: Path, device: str) -> tuple[Path, Path]:
-    """The general text that an arm has, and that drift is measured on; written by the base where it is not there yet.
-
-    Of chats the real model writes what a run has it write: questions that begin as those that are trained on.
-    """
-    train, free = split(cell.task).train, folder / f"general-{cell.base}.jsonl"
-    texts = {free: []}
-    if cell.base == REAL and "messages" in train[0]:
-        texts[folder / f"general-{cell.base}-{cell.task}.jsonl"] = [question for question, _ in said_in(train)]
-    for path, questions in texts.items():
-        with once(path):
-            general_file(name, path, questions, device)
-    return [*texts][-1], free
-
-
-def of_arm(cell: Cell, general: Path) -> dict[str, Any]:
-    """What an arm adds to the settings."""
-    plain, held = {"control.controller": "none"}, {"drift.general_data": [str(general)]}
-    one = dict.fromkeys(("control.lambda_init", "control.lambda_min", "control.lambda_max"), cell.value)
-    of_lora = {"lora.rank": round(cell.value), "lora.alpha": 2 * cell.value}
+def of_loop(drift: dict[str, Any], history: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How a run with an anchor went: drift at the end on what of its text the loop did not see, and each tick."""
+    last = history[-1]
     return {
-        "plain": plain,
-        "replay": plain,
-        "auto": {"control.controller": AUTO},
-        "drift": held | {"drift.max_drift": cell.value},
-        "wide": held | {"drift.max_drift": cell.value, "control.lambda_max": 1e3},
-        "both": held | {"drift.max_drift": cell.value},
-        "kl": held | {"drift.max_drift": ANY_BUDGET} | one,
-        "lambda": {"control.controller": "fixed", "control.lambda_init": cell.value},
-        "decay": plain | {"optimizer.weight_decay": cell.value},
-        "dropout": plain | {"lora.dropout": cell.value},
-        "rank": plain | of_lora,
-    }[cell.arm]
+        "held_out": drift["share"],
+        "steering": last["drift"],
+        **({"scale": round(drift["scale"], 4)} if drift.get("scale", 1) < 1 else {}),
+        "lambda": last["lambda"],
+        "at_bound": bool(last.get("saturated")),
+        "course": [[tick["step"], round(tick["drift"], 5), float(f"{tick['lambda']:.4g}")] for tick in history],
+    }
 
 
 def keep_models() -> None:

@@ -6,15 +6,16 @@ import pytest
 import torch
 
 from benchmarks.cells import BASES
-from benchmarks.drift_training import CHECKPOINTS
 from benchmarks.learning_rates_data import GENERAL, KNOWN
 from granite_scu import Request
 from granite_scu.config.settings import BaseConfig
 from granite_scu.model import loading
 from research.real.evidence import OTHERS
 from research.real.grid import ARMS, FREE, Cell, adapter
+from research.real.measuring import CHECKPOINTS
+from research.real.product import of_arm
 from research.real.tasks import TESTED
-from research.real.training import keep_models, of_arm, run
+from research.real.training import keep_models, run
 
 DENSE = str(BASES["tiny-prose-dense"])
 CELL = Cell("tiny-prose-dense", "telegram", "plain", 0.0, 1e-2)
