@@ -134,7 +134,8 @@ def build_parser() -> Parser:
     """The flags."""
     parser = cells.build_parser(str(__doc__), RESULTS)
     parser.add_argument("--stage", choices=STAGES, default="A", help="bases, tasks and arms: A plain and auto on small "
-                        "bases, B SmolLM2 on a CPU, C on a GPU, D all arms on the embedded hybrid")  # fmt: skip
+                        "bases, B SmolLM2 on a CPU, C on a GPU, D all arms on the embedded hybrid, E a budget "
+                        "of 2 %% on small bases")  # fmt: skip
     parser.add_argument("--shard", default=ALL, metavar="I/N", help="every N-th task, from the I-th on")
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with its share of the shard's tasks")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="what trains, and whose runs count; the default is "

@@ -100,6 +100,7 @@ STAGES = {
     "B": Stage((REAL,), tuple(TASKS)[:5], GROUPS[:2]),
     "C": Stage((REAL,), tuple(TASKS), GROUPS),
     "D": Stage(SMALL[:1], tuple(TASKS), GROUPS),
+    "E": Stage(SMALL, tuple(TASKS)[:5], ((HEADLINES[0], HEADLINES[2]),)),
 }
 
 
