@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                          "what is taken of FILE; a run's is RUN/general.jsonl")  # fmt: skip
     tokens = flags.FLAGS["--general-tokens"]
     general.add_argument(tokens.name, default=tokens.default, **script_flags.argument(tokens))
+    general.add_argument("--save", type=Path, metavar="FILE", help="write those of its texts that have their end as "
+                         "chats, or texts, to train on")  # fmt: skip
     general.add_argument("--seed", type=int, default=SEED, metavar="INT", help=f"of a run (default: {SEED})")
     output = parser.add_argument_group("output")
     output.add_argument("--samples", type=int, default=3, metavar="INT", help="blocks to show (default: 3)")
@@ -93,6 +96,8 @@ def run(options: argparse.Namespace) -> int:
     validate.check_data(config, begins=not options.general)
     if options.general:
         return inspect_general.run(options, config)
+    if options.save:
+        raise UserError("--save: writes general text; add --general")
     options.model = options.model or DEFAULT_MODEL
     check_model(options.model)
     # Late: torch takes seconds.

@@ -12,12 +12,14 @@ from rich.console import Console
 from rich.text import Text
 
 from granite_scu.cli.console import make_console, print_facts, quiet
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig, DataConfig, DriftConfig, check_model
 from granite_scu.config.untrusted_input import printable
-from granite_scu.storage.run_folder import TRAINING_CONFIG, is_general_text, read_json
+from granite_scu.storage.atomic import replacing
+from granite_scu.storage.run_folder import TRAINING_CONFIG, is_general_text, read_json, require_writable_file
 
 if TYPE_CHECKING:
-    from granite_scu.evaluation.general_text import GeneralText
+    from granite_scu.evaluation.general_text import Document, GeneralText
 
 SHARES = (0, 10, 50, 90, 99, 100)
 """Percentiles of the documents' lengths that are shown."""
@@ -28,6 +30,10 @@ SHOWN = 600
 
 def run(options: argparse.Namespace, data: DataConfig) -> int:
     """Carry out the command; returns the exit code. ``data`` is how text is read, its sources those to look at."""
+    if options.save:
+        options.save = require_writable_file("--save", options.save)
+        if any(options.save == Path(name).expanduser().resolve() for name in data.sources):
+            raise UserError(f"--save {options.save}: is read; name another file")
     asked = DriftConfig(general_data=data.sources or "auto", general_tokens=options.general_tokens)
     # Late: torch takes seconds.
     from granite_scu.data.tokens import templates
@@ -49,6 +55,8 @@ def run(options: argparse.Namespace, data: DataConfig) -> int:
         text = general_text.of_files(files, data, tokenizer, asked.general_tokens, options.seed, rows=rows)
     else:
         text = _written(model, tokenizer, asked.general_tokens, options.seed, rows)
+    if options.save:
+        save(text, tokenizer, options.save)
     facts = {"model": model, **facts_of(text, tokenizer)}
     if options.json:
         print(json.dumps(facts, indent=2))
@@ -78,15 +86,36 @@ def _written(model: str, tokenizer: Any, tokens: int, seed: int, rows: int | Non
     return general_writing.general_text(loaded, tokenizer, tokens, seed, make_console(stderr=True), base)
 
 
+def save(text: "GeneralText", tokenizer: Any, file: Path) -> None:
+    """Write the documents that have their end as records to train on: one that is cut would teach to stop anywhere.
+
+    Raises:
+        UserError: the model has not written them.
+    """
+    from granite_scu.evaluation import general_text, general_writing  # late, as above
+
+    if text.source != general_text.AUTO:
+        raise UserError(f"--save: {text.source} is not the model's own text; give it to --data-dir as it is")
+    records = general_writing.records(ended(text, tokenizer), tokenizer)
+    with replacing(file) as temporary:
+        temporary.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records), encoding="utf-8")
+
+
+def ended(text: "GeneralText", tokenizer: Any) -> list["Document"]:
+    """The documents that have their end."""
+    ends = set(tokenizer.all_special_ids)
+    return [document for document in text.documents if document.tokens[-1] in ends]
+
+
 def facts_of(text: "GeneralText", tokenizer: Any) -> dict[str, Any]:
     """The counts that ``--json`` prints."""
-    parts, ends = text.parts(), set(tokenizer.all_special_ids)
+    parts = text.parts()
     return {
         "source": text.source,
         "documents": len(text.documents),
         "tokens": sum(len(document.tokens) for document in text.documents),
         "counted_tokens": text.n_counted,
-        "ended_documents": sum(document.tokens[-1] in ends for document in text.documents),
+        "ended_documents": len(ended(text, tokenizer)),
         "repeated_documents": len(text.documents) - len(set(text.documents)),
         "document_tokens": percentiles([len(document.tokens) for document in text.documents]),
         "parts": {

@@ -146,7 +146,7 @@ class GeneralText:
             record = {
                 "text": tokenizer.decode(document.tokens),
                 "tokens": document.tokens,
-                "counted": _spans(document.counted),
+                "counted": spans(document.counted),
             }
             lines.append(json.dumps(record, ensure_ascii=False))
         with replacing(path) as temporary:
@@ -222,7 +222,7 @@ def _places(count: int) -> list[list[int]]:
     return [[place for place in range(count) if place % 4 in share] for share in _SHARES]
 
 
-def _spans(counted: Sequence[bool]) -> list[list[int]]:
+def spans(counted: Sequence[bool]) -> list[list[int]]:
     """[start, stop) of each stretch that is counted."""
     borders = [at for at, (before, now) in enumerate(pairwise([False, *counted, False])) if before != now]
     return [list(span) for span in zip(borders[::2], borders[1::2], strict=True)]

@@ -29,7 +29,7 @@ from granite_scu.data.tokens import templates
 from granite_scu.data.tokens.chat import Renderer, answer_end
 from granite_scu.data.tokens.encoding import backend_of, beginning, token_ids
 from granite_scu.evaluation.answers import Noise, continuations, ends_of, padding_for, text_of
-from granite_scu.evaluation.general_text import AUTO, Document, GeneralText, read
+from granite_scu.evaluation.general_text import AUTO, Document, GeneralText, read, spans
 from granite_scu.storage.kept import cache_folder, digest_of
 
 log = logging.getLogger(__name__)
@@ -219,6 +219,24 @@ def _draws(
         texts = continuations(model, [opening] * BATCH, most, ends, padding, noise=noise)
         found = [Document.joined((opening, False), (each, True)) for each in texts if text_of(tokenizer, each)]
         yield found, sum(map(len, texts))
+
+
+def records(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+    """Documents that a base model wrote as records to train on: chats of a question and its answer, or texts.
+
+    Raises:
+        UserError: as of ``check_template``.
+    """
+    parts = [spans(document.counted) for document in documents]
+    # The first words of a question are its own, too, but not counted.
+    begin = len(_form(tokenizer).opening) if any(len(each) == 2 for each in parts) else 0
+    found: list[dict[str, Any]] = []
+    for document, each in zip(documents, parts, strict=True):
+        said = [(begin, each[0][1]), each[1]] if len(each) == 2 else each
+        texts = [tokenizer.decode(document.tokens[start:stop], skip_special_tokens=True) for start, stop in said]
+        chat = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=False)]
+        found.append({"messages": chat} if len(each) == 2 else {"text": "".join(texts)})
+    return found
 
 
 class _Form(NamedTuple):

@@ -9,10 +9,10 @@ from rich.console import Console
 
 from benchmarks.asking import longest, said_in, tokens_of, write
 from benchmarks.cells import REAL
-from benchmarks.learning_rates_data import Lesson, Record, chat
+from benchmarks.learning_rates_data import Lesson
 from granite_scu.config.settings import BaseConfig, DriftConfig
 from granite_scu.evaluation import general_writing
-from granite_scu.evaluation.general_text import Document, GeneralText
+from granite_scu.evaluation.general_text import GeneralText
 from granite_scu.hardware import detection, machine
 from granite_scu.model import loading
 from research.laws import AUTO
@@ -83,7 +83,7 @@ def settings(
     own, sources = write(made.train, folder / "train.jsonl"), [str(folder / "train.jsonl")]
     weights = None
     if cell.arm == "replay":
-        texts = [_as_record(document, tokenizer) for document in general.parts().anchor]
+        texts = general_writing.records(general.parts().anchor, tokenizer)
         sources.append(str(write(texts, folder / "general.jsonl")))
         tokens = [sum(tokens_of(each, tokenizer) for each in records) for records in (made.train, texts)]
         weights = [1.0, cell.value * tokens[0] / tokens[1]]
@@ -129,15 +129,3 @@ def of_arm(cell: Cell, general: Path) -> dict[str, Any]:
         "dropout": plain | {"lora.dropout": cell.value},
         "rank": plain | of_lora,
     }[cell.arm]
-
-
-def _as_record(document: Document, tokenizer: Any) -> Record:
-    """A text, or a chat of the question and the answer that the base wrote."""
-    spans: list[list[int]] = [[]]
-    for token, counted in zip(document.tokens, document.counted, strict=True):
-        if counted:
-            spans[-1].append(token)
-        elif spans[-1]:
-            spans.append([])
-    said = [tokenizer.decode(span, skip_special_tokens=True) for span in spans if span]
-    return chat(*said) if len(said) == 2 else {"text": "".join(said)}

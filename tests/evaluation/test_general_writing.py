@@ -13,7 +13,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.data.tokens.templates import with_template
 from granite_scu.evaluation import general_writing
 from granite_scu.evaluation.general_text import GeneralText
-from granite_scu.evaluation.general_writing import check_template, general_text, write
+from granite_scu.evaluation.general_writing import check_template, general_text, records, write
 
 CONSOLE = Console(quiet=True)
 TOKENS = 300
@@ -64,9 +64,14 @@ def test_of_a_chat_what_was_drawn_is_counted_and_the_template_is_not(talker, tok
         assert answer.endswith("<|end_of_text|>") or len(tokenizer(answer)["input_ids"]) >= 64
 
 
-def test_a_question_begins_as_one_that_is_trained_on(talker, tokenizer):
-    """Those words are given, so they are not counted."""
+def test_a_question_begins_as_one_that_is_trained_on_and_is_whole_in_a_record(talker, tokenizer):
+    """Those words are given, so they are not counted. By its template a record is the document again."""
     found = write(talker, tokenizer, TOKENS, 0, CONSOLE, ["What is", "Who"]).documents
+    ended = [document for document in found if document.tokens[-1] == tokenizer.eos_token_id]
+    rendered = [
+        tokenizer.apply_chat_template(record["messages"], tokenize=False) for record in records(ended, tokenizer)
+    ]
+    assert ended and rendered == [tokenizer.decode(document.tokens) + "\n" for document in ended]
     before = [chat_of(document, tokenizer).partition("«")[0].removeprefix("<|start_of_role|>user<|end_of_role|>")
               for document in found]  # fmt: skip
     assert set(before) == {"What is", "Who"}
@@ -97,6 +102,7 @@ def test_what_ends_no_turn_writes_plain_text(tokenizer, talker, caplog):
     assert "plain text" in caplog.text
     assert {document.tokens[0] for document in found.documents} == {tokenizer.eos_token_id}
     assert {document.counted for document in found.documents} == {(False, *[True] * 64)}
+    assert records(found.documents[:1], tokenizer) == [{"text": tokenizer.decode(found.documents[0].tokens[1:])}]
 
 
 def test_it_is_written_once_for_a_base_and_again_for_another_length_or_a_damaged_file(
