@@ -17,7 +17,7 @@ from research.real.report import named
 LOOKS = {
     "R": (style.VERMILION, "o"), "F": (style.VERMILION, "^"), "F'": (style.VERMILION, "v"),
     "auto": (style.GREEN, "D"), "drift": (style.BLUE, "o"), "wide": (style.BLUE, "h"),
-    "kl": (style.SKY, "s"), "replay": (style.PURPLE, "X"), "cut-replay": (style.PURPLE, "x"),
+    "kl": (style.SKY, "s"), "replay": (style.PURPLE, "X"), "first-replay": (style.PURPLE, "x"),
     "lambda": (style.GREY, "^"), "decay": (style.ORANGE, "v"), "dropout": (style.ORANGE, "P"),
     "rank": (style.INK, "p"), "both": (style.INK, "*"),
 }  # fmt: skip
@@ -25,7 +25,7 @@ LOOKS = {
 IN_WORDS = {
     "R": "plain LoRA (R)", "F": "best free way (F)", "F'": "plain, scaled (F')",
     "drift": "--max-drift", "kl": "fixed weight", "wide": "former loop",
-    "cut-replay": "replay, cut",
+    "first-replay": "former replay",
 }  # fmt: skip
 """Arms by names that a reader knows who has not read the protocol."""
 

@@ -23,10 +23,11 @@ USUAL_MIDDLE_RATE = 3e-3
 ARMS: dict[str, tuple[float, ...]] = {
     "plain": (0.0,), "auto": (0.0,), "drift": (0.02, 0.01, 0.05), "kl": (1.0, 10.0), "replay": (0.05,),
     "lambda": (0.01, 0.001, 0.1), "decay": (0.1, 0.01, 1.0), "dropout": (0.1,), "rank": (4.0, 64.0), "both": (0.02,),
-    "wide": (0.02,), "cut-replay": (0.05,),
+    "wide": (0.02,), "first-replay": (0.05,),
 }  # fmt: skip
 """Each with its values. Two are not run any more: ``wide`` is what drift was until 29 November, with a lambda of up to
-1000; ``cut-replay`` is what replay of chats was until 30 November, whose questions lacked their first words."""
+1000; ``first-replay`` is what replay was until 30 November: each epoch had the same few texts, and questions lacked
+their first words."""
 
 HEADLINES = (("plain", 0.0), ("auto", 0.0), ("drift", 0.02))
 """Arms and values of five seeds. So has the value of kl that validates best."""

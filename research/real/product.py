@@ -81,12 +81,13 @@ def settings(
         device: ``cpu`` or ``cuda``.
     """
     own, sources = write(made.train, folder / "train.jsonl"), [str(folder / "train.jsonl")]
-    weights = None
+    weights, epochs = None, TASKS[cell.task].epochs
     if cell.arm == "replay":
         texts = general_writing.records(general.parts().anchor, tokenizer)
         sources.append(str(write(texts, folder / "general.jsonl")))
         tokens = [sum(tokens_of(each, tokenizer) for each in records) for records in (made.train, texts)]
-        weights = [1.0, cell.value * tokens[0] / tokens[1]]
+        # Passes over each, in one epoch: a part of a source would be the same part in each.
+        weights, epochs = [epochs, cell.value * epochs * tokens[0] / tokens[1]], 1.0
     return {
         "base.name": name,
         "base.compile": False,
@@ -98,7 +99,7 @@ def settings(
         "data.block_size": block_of(made, tokenizer, general),
         "data.batch_size": 1,
         "data.packing": "best-fit",
-        "data.num_epochs": TASKS[cell.task].epochs,
+        "data.num_epochs": epochs,
         "optimizer.learning_rate": cell.rate,
         "run.output_dir": str(folder / "run"),
         "run.save_steps": NEVER,

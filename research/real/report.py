@@ -77,7 +77,7 @@ def _table(title: str, columns: tuple[str, ...], figures: str = "left") -> Table
 def named(arm: Arm) -> str:
     """An arm and its value, as flags have it."""
     name, value = arm
-    share = name in ("drift", "replay", "both", "wide", "cut-replay")
+    share = name in ("drift", "replay", "both", "wide", "first-replay")
     return f"{name} {value:.0%}" if share else f"{name} {value:g}" if value else name
 
 
