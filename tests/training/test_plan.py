@@ -132,6 +132,9 @@ def test_the_time_counts_each_validation_and_its_batches_and_the_scores_at_the_e
     assert [plan.validations(105, done, 20) for done in (0, 60, 105)] == [6, 3, 0]
 
 
+TWO = {"data.path": ["stdlib-docs", "stdlib-source"]}
+
+
 @pytest.mark.parametrize(
     ("settings", "steps", "passes", "words"),
     [
@@ -160,6 +163,9 @@ def test_the_time_counts_each_validation_and_its_batches_and_the_scores_at_the_e
         ),
         ({}, 8000, 76.2, ["--max-steps 8000: reads the data 76 times; --max-steps 315 reads it three times"]),
         ({}, 8000, None, []),
+        ({**TWO, "data.weights": [1, 0.25]}, 8000, 4.0, ["the same part", "--num-epochs 1 --data-weights 4 1 reads"]),
+        ({**TWO, "data.weights": [1, 0.25]}, 8000, 1.0, []),
+        ({**TWO, "data.weights": [1, 3]}, 8000, 4.0, []),
         ({}, 1000, 30, []),
     ],
 )
