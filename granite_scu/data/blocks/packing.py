@@ -271,10 +271,14 @@ def best_fit(stream: Stream, bounds: NDArray[np.int64], block_size: int, padding
     """Each document in one piece, as many as fit into a block. As ``in_a_row``.
 
     A document that is longer than a block is cut, and its end packed like another document. What has no supervised
-    token is left out, as is the end of text as an input, which predicts nothing.
+    token is left out, as is the end of text as an input, which predicts nothing. Copies of a document come in different
+    blocks: as long as each other, they would lie side by side, and a batch would have little else.
     """
     pieces = _pieces(stream.targets, bounds, block_size)
-    bins = _best_fit_decreasing(pieces[:, 1] - pieces[:, 0], block_size)
+    bins, rounds = np.zeros(len(pieces), np.int32), _rounds(pieces[:, 0])
+    for number in range(rounds.max(initial=-1) + 1):
+        of_round, n_before = rounds == number, bins.max() + 1 if number else 0
+        bins[of_round] = n_before + _best_fit_decreasing(np.diff(pieces[of_round])[:, 0], block_size)
     # Blocks in the order of the text, so that the first are like the others; and so the pieces of each.
     numbers = np.arange(len(bins), dtype=bins.dtype)
     first_of = np.zeros(bins.max(initial=-1) + 1, bins.dtype)
@@ -294,6 +298,24 @@ def _pieces(targets: NDArray[np.bool_] | StoredArray, bounds: NDArray[np.int64],
     stops = np.minimum(starts + block_size, np.repeat(bounds[:, 1] - 1, counts))
     learned = (targets[start + 1 : stop + 1].any() for start, stop in zip(starts, stops, strict=True))
     return np.stack([starts, stops], 1)[np.fromiter(learned, bool, len(starts))]
+
+
+def _rounds(starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """In which of as many rounds as there are copies of a piece each is packed: no two copies in one, and evenly.
+
+    Args:
+        starts: (pieces,) where in the stream each begins.
+
+    >>> _rounds(np.array([0, 10, 20, 30, 10, 30])).tolist()
+    [0, 1, 0, 1, 0, 0]
+    """
+    order = np.argsort(starts, kind="stable")
+    _, numbers, counts = np.unique(starts, return_inverse=True, return_counts=True)
+    copies = np.empty_like(order)
+    copies[order] = np.arange(len(order)) - np.searchsorted(starts[order], starts[order])
+    most = int(counts.max(initial=1))
+    found: NDArray[np.int64] = (numbers + copies * most // counts[numbers]) % most
+    return found
 
 
 def _best_fit_decreasing(sizes: NDArray[np.int64], capacity: int) -> NDArray[np.int32]:

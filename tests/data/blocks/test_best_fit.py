@@ -189,6 +189,17 @@ def test_answers_that_a_border_cuts_are_counted(learned, truncated, split):
         assert told == [1] * expected
 
 
+@given(lengths=LENGTHS, times=st.lists(st.integers(1, 5), min_size=25, max_size=25), size=st.integers(30, 60))
+def test_no_block_has_a_document_twice_and_each_comes_as_often_as_it_is_given(lengths, times, size):
+    stream = stream_of(lengths)
+    given_times = np.array(times[: len(lengths)])
+    blocks = best_fit(stream, np.repeat(stream.bounds, given_times, axis=0), size, PAD)
+    starts = [blocks.spans_of(i)[:, 0] for i in range(len(blocks))]
+    assert all(len(set(block.tolist())) == len(block) for block in starts)
+    assert np.array_equal(np.sort(np.concatenate(starts)), np.repeat(stream.bounds[:, 0], given_times))
+    assert len(blocks) <= 2 * -(-int((given_times * lengths).sum()) // size) + given_times.max()
+
+
 @given(weights=st.lists(st.integers(0, 3000).map(lambda n: n / 1000), min_size=1, max_size=3), seed=st.integers(0, 99))
 def test_each_source_is_read_as_often_as_its_weight_says(weights, seed):
     random = np.random.default_rng(seed)
