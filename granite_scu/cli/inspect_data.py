@@ -71,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                          "what is taken of FILE; a run's is RUN/general.jsonl")  # fmt: skip
     tokens = flags.FLAGS["--general-tokens"]
     general.add_argument(tokens.name, default=tokens.default, **script_flags.argument(tokens))
-    general.add_argument("--save", type=Path, metavar="FILE", help="write those of its texts that have their end as "
-                         "chats, or texts, to train on")  # fmt: skip
+    general.add_argument("--save", type=Path, metavar="FILE", help="write it as chats, or texts, to train on; of what "
+                         "has no end whole sentences")  # fmt: skip
     general.add_argument("--seed", type=int, default=SEED, metavar="INT", help=f"of a run (default: {SEED})")
     output = parser.add_argument_group("output")
     output.add_argument("--samples", type=int, default=3, metavar="INT", help="blocks to show (default: 3)")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 SHARES = (0, 10, 50, 90, 99, 100)
 """Percentiles of the documents' lengths that are shown."""
+
+SENTENCE_ENDS = re.compile(r"(?<=[^\W\d_])[.!?][\"')\]]*(?=\s|$)|[。！？]")  # noqa: RUF001
+"""Behind a letter, for "2." begins an item of a list."""
 
 SHOWN = 600
 """Characters of a sample that are printed."""
@@ -87,7 +91,7 @@ def _written(model: str, tokenizer: Any, tokens: int, seed: int, rows: int | Non
 
 
 def save(text: "GeneralText", tokenizer: Any, file: Path) -> None:
-    """Write the documents that have their end as records to train on: one that is cut would teach to stop anywhere.
+    """Write it as records to train on; of what was cut whole sentences, for the rest would teach to stop anywhere.
 
     Raises:
         UserError: the model has not written them.
@@ -96,9 +100,15 @@ def save(text: "GeneralText", tokenizer: Any, file: Path) -> None:
 
     if text.source != general_text.AUTO:
         raise UserError(f"--save: {text.source} is not the model's own text; give it to --data-dir as it is")
-    records = general_writing.records(ended(text, tokenizer), tokenizer)
+    whole, lines = set(ended(text, tokenizer)), []
+    for document, record in zip(text.documents, general_writing.records(text.documents, tokenizer), strict=True):
+        last, field = (record["messages"][-1], "content") if "messages" in record else (record, "text")
+        if document not in whole:
+            last[field] = last[field][: max((end.end() for end in SENTENCE_ENDS.finditer(last[field])), default=0)]
+        if last[field].strip():
+            lines.append(json.dumps(record, ensure_ascii=False) + "\n")
     with replacing(file) as temporary:
-        temporary.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records), encoding="utf-8")
+        temporary.write_text("".join(lines), encoding="utf-8")
 
 
 def ended(text: "GeneralText", tokenizer: Any) -> list["Document"]:

@@ -164,26 +164,26 @@ def test_general_text_is_shown_with_what_is_counted_and_a_runs_too(tmp_path, cap
     assert "tiny-granite-h" in shown and shown.count("text 0: ") == 1 and "text 1: " not in shown
 
 
-def test_what_a_model_wrote_is_saved_to_train_on_but_what_has_no_end(tmp_path, capsys):
-    tokenizer = load_tokenizer("tiny-granite-h")
+def test_what_a_model_wrote_is_saved_to_train_on_and_of_what_was_cut_whole_sentences(tmp_path, capsys):
+    tokenizer, cut = load_tokenizer("tiny-granite-h"), {7: "It is 7. Or", 8: "It is eight. Of such numbers:\n\n1. one"}
+    answers = {i: cut.get(i, f"It is the number {i}, and no other.") for i in range(60)}
+    opening, between = "<|start_of_role|>user<|end_of_role|>What", "\n<|start_of_role|>assistant<|end_of_role|>"
     parts = [
-        "<|start_of_role|>user<|end_of_role|>What",
-        " is {}?<|end_of_text|>",
-        "\n<|start_of_role|>assistant<|end_of_role|>",
-        "It is the number {}, and no other.",
-        "<|end_of_text|>",
+        [
+            (opening, False),
+            (f" is {i}?<|end_of_text|>", True),
+            (between, False),
+            (answer + "<|end_of_text|>" * (i not in cut), True),
+        ]
+        for i, answer in answers.items()
     ]
-    texts = [[tokenizer(part.format(i))["input_ids"] for part in parts] for i in range(60)]
-    documents = [
-        Document.joined((opening, False), (question, True), (between, False), (answer + end * (i != 7), True))
-        for i, (opening, question, between, answer, end) in enumerate(texts)
-    ]
+    documents = [Document.joined(*((tokenizer(text)["input_ids"], counts) for text, counts in part)) for part in parts]
     written, saved = tmp_path / "general.jsonl", tmp_path / "saved.jsonl"
     GeneralText(tuple(documents), "auto").write(written, tokenizer)
     command = ["data", "inspect", "--general", str(written), "--model", "tiny-granite-h", "--save", str(saved)]
     assert commands.main(command) == 0
     chats = [json.loads(line)["messages"] for line in saved.read_text().splitlines()]
-    said = [[f"What is {i}?", f"It is the number {i}, and no other."] for i in range(60) if i != 7]
+    said = [[f"What is {i}?", "It is eight." if i == 8 else answers[i]] for i in range(60) if i != 7]
     assert [[message["content"] for message in chat] for chat in chats] == said
     for source, target in ((saved, tmp_path / "other.jsonl"), (written, written)):
         assert commands.main([*command[:3], str(source), *command[4:-1], str(target)]) == 2
