@@ -14,8 +14,10 @@ from rich.text import Text
 
 from granite_scu.cli.console import make_console, print_facts, quiet
 from granite_scu.config.errors import UserError
+from granite_scu.config.progress import say
 from granite_scu.config.settings import BaseConfig, DataConfig, DriftConfig, check_model
 from granite_scu.config.untrusted_input import printable
+from granite_scu.control.units import counted
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import TRAINING_CONFIG, is_general_text, read_json, require_writable_file
 
@@ -58,7 +60,8 @@ def run(options: argparse.Namespace, data: DataConfig) -> int:
     if files:
         text = general_text.of_files(files, data, tokenizer, asked.general_tokens, options.seed, rows=rows)
     else:
-        text = _written(model, tokenizer, asked.general_tokens, options.seed, rows)
+        # To train on it is another than a run measures drift on.
+        text = _written(model, tokenizer, asked.general_tokens, options.seed + bool(options.save), rows)
     if options.save:
         save(text, tokenizer, options.save)
     facts = {"model": model, **facts_of(text, tokenizer)}
@@ -94,7 +97,7 @@ def save(text: "GeneralText", tokenizer: Any, file: Path) -> None:
     """Write it as records to train on; of what was cut whole sentences, for the rest would teach to stop anywhere.
 
     Raises:
-        UserError: the model has not written them.
+        UserError: the model has not written it, or no sentence of it is whole.
     """
     from granite_scu.evaluation import general_text, general_writing  # late, as above
 
@@ -107,8 +110,13 @@ def save(text: "GeneralText", tokenizer: Any, file: Path) -> None:
             last[field] = last[field][: max((end.end() for end in SENTENCE_ENDS.finditer(last[field])), default=0)]
         if last[field].strip():
             lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+    if not lines:
+        raise UserError(
+            f"--save {file}: of {len(text.documents)} texts none has a whole sentence; raise --general-tokens"
+        )
     with replacing(file) as temporary:
         temporary.write_text("".join(lines), encoding="utf-8")
+    say(f"{counted(len(lines), 'text')} saved in {file}", make_console(stderr=True))
 
 
 def ended(text: "GeneralText", tokenizer: Any) -> list["Document"]:

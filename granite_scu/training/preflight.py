@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from granite_scu.config.request import Request
-from granite_scu.config.settings import TrainerConfig
+from granite_scu.config.settings import MAX_PASSES, TrainerConfig
 from granite_scu.control import PI, Controller
 from granite_scu.control.diagnostics.reachability import OTHER_WAYS
 from granite_scu.control.units import counted, per_cent
@@ -139,14 +139,13 @@ def _many_passes(epochs: float | None, passes: float | None, steps: int) -> str 
 
 
 def _same_part(weights: Sequence[float], passes: float | None) -> str | None:
-    times = round(passes or 0)
-    if times < 2 or all(float(weight).is_integer() for weight in weights):
+    if passes is None or passes <= 1 or all(float(weight).is_integer() for weight in weights):
         return None
-    given, instead = (" ".join(f"{weight:g}" for weight in each) for each in (weights, [times * w for w in weights]))
-    return (
-        f"--data-weights {given}: what is no whole number reads the same part of its source in each of {times} epochs; "
-        f"--num-epochs 1 --data-weights {instead} reads as much, of more of it"
-    )
+    given, instead = (" ".join(f"{weight:.3g}" for weight in each) for each in (weights, [passes * w for w in weights]))
+    words = f"--data-weights {given}: what is no whole number reads the same part of its source in each epoch"
+    if passes * max(weights) > MAX_PASSES:
+        return words
+    return f"{words}; --num-epochs 1 --data-weights {instead} reads as much, of more of it"
 
 
 def _cut_short(limit: str | None, seconds: float | None) -> str | None:

@@ -29,6 +29,9 @@ from granite_scu.data.tokens.stream import PIECE, StoredArray, Stream, in_pieces
 GROUP = 8192
 """Blocks that are counted at a time."""
 
+LEAST_IN_ROUND = 4
+"""Blocks that a round of packing fills at least: its last one is half empty."""
+
 NONE = -1
 """No bin, among their numbers."""
 
@@ -272,10 +275,12 @@ def best_fit(stream: Stream, bounds: NDArray[np.int64], block_size: int, padding
 
     A document that is longer than a block is cut, and its end packed like another document. What has no supervised
     token is left out, as is the end of text as an input, which predicts nothing. Copies of a document come in different
-    blocks: as long as each other, they would lie side by side, and a batch would have little else.
+    blocks, where there are enough: as long as each other, they would lie side by side, and a batch would have little
+    else.
     """
     pieces = _pieces(stream.targets, bounds, block_size)
-    bins, rounds = np.zeros(len(pieces), np.int32), _rounds(pieces[:, 0])
+    n_blocks = int(np.diff(pieces).sum()) // block_size
+    bins, rounds = np.zeros(len(pieces), np.int32), _rounds(pieces[:, 0], most=n_blocks // LEAST_IN_ROUND)
     for number in range(rounds.max(initial=-1) + 1):
         of_round, n_before = rounds == number, bins.max() + 1 if number else 0
         bins[of_round] = n_before + _best_fit_decreasing(np.diff(pieces[of_round])[:, 0], block_size)
@@ -300,20 +305,21 @@ def _pieces(targets: NDArray[np.bool_] | StoredArray, bounds: NDArray[np.int64],
     return np.stack([starts, stops], 1)[np.fromiter(learned, bool, len(starts))]
 
 
-def _rounds(starts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _rounds(starts: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """In which of as many rounds as there are copies of a piece each is packed: no two copies in one, and evenly.
 
     Args:
         starts: (pieces,) where in the stream each begins.
+        most: rounds at most; where there are more copies, a round has several.
 
-    >>> _rounds(np.array([0, 10, 20, 30, 10, 30])).tolist()
+    >>> _rounds(np.array([0, 10, 20, 30, 10, 30]), most=9).tolist()
     [0, 1, 0, 1, 0, 0]
     """
     order = np.argsort(starts, kind="stable")
     _, numbers, counts = np.unique(starts, return_inverse=True, return_counts=True)
     copies = np.empty_like(order)
     copies[order] = np.arange(len(order)) - np.searchsorted(starts[order], starts[order])
-    most = int(counts.max(initial=1))
+    most = max(1, min(most, int(counts.max(initial=1))))
     found: NDArray[np.int64] = (numbers + copies * most // counts[numbers]) % most
     return found
 
