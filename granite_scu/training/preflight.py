@@ -141,7 +141,7 @@ def _many_passes(epochs: float | None, passes: float | None, steps: int) -> str 
 def _same_part(weights: Sequence[float], passes: float | None) -> str | None:
     if passes is None or passes <= 1 or all(float(weight).is_integer() for weight in weights):
         return None
-    given, instead = (" ".join(f"{weight:.3g}" for weight in each) for each in (weights, [passes * w for w in weights]))
+    given, instead = (" ".join(f"{weight:.4g}" for weight in each) for each in (weights, [passes * w for w in weights]))
     words = f"--data-weights {given}: what is no whole number reads the same part of its source in each epoch"
     if passes * max(weights) > MAX_PASSES:
         return words
