@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import re
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +21,10 @@ from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import TRAINING_CONFIG, is_general_text, read_json, require_writable_file
 
 if TYPE_CHECKING:
-    from granite_scu.evaluation.general_text import Document, GeneralText
+    from granite_scu.evaluation.general_text import GeneralText
 
 SHARES = (0, 10, 50, 90, 99, 100)
 """Percentiles of the documents' lengths that are shown."""
-
-SENTENCE_ENDS = re.compile(r"(?<=[^\W\d_])[.!?][\"')\]]*(?=\s|$)|[。！？]")  # noqa: RUF001
-"""Behind a letter, for "2." begins an item of a list."""
 
 SHOWN = 600
 """Characters of a sample that are printed."""
@@ -94,7 +90,7 @@ def _written(model: str, tokenizer: Any, tokens: int, seed: int, rows: int | Non
 
 
 def save(text: "GeneralText", tokenizer: Any, file: Path) -> None:
-    """Write it as records to train on; of what was cut whole sentences, for the rest would teach to stop anywhere.
+    """Write it as records to train on.
 
     Raises:
         UserError: the model has not written it, or no sentence of it is whole.
@@ -103,13 +99,9 @@ def save(text: "GeneralText", tokenizer: Any, file: Path) -> None:
 
     if text.source != general_text.AUTO:
         raise UserError(f"--save: {text.source} is not the model's own text; give it to --data-dir as it is")
-    whole, lines = set(ended(text, tokenizer)), []
-    for document, record in zip(text.documents, general_writing.records(text.documents, tokenizer), strict=True):
-        last, field = (record["messages"][-1], "content") if "messages" in record else (record, "text")
-        if document not in whole:
-            last[field] = last[field][: max((end.end() for end in SENTENCE_ENDS.finditer(last[field])), default=0)]
-        if last[field].strip():
-            lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+    lines = [
+        json.dumps(record, ensure_ascii=False) + "\n" for record in general_writing.records(text.documents, tokenizer)
+    ]
     if not lines:
         raise UserError(
             f"--save {file}: of {len(text.documents)} texts none has a whole sentence; raise --general-tokens"
@@ -119,21 +111,17 @@ def save(text: "GeneralText", tokenizer: Any, file: Path) -> None:
     say(f"{counted(len(lines), 'text')} saved in {file}", make_console(stderr=True))
 
 
-def ended(text: "GeneralText", tokenizer: Any) -> list["Document"]:
-    """The documents that have their end."""
-    ends = set(tokenizer.all_special_ids)
-    return [document for document in text.documents if document.tokens[-1] in ends]
-
-
 def facts_of(text: "GeneralText", tokenizer: Any) -> dict[str, Any]:
     """The counts that ``--json`` prints."""
+    from granite_scu.evaluation.general_writing import has_end  # late, as above
+
     parts = text.parts()
     return {
         "source": text.source,
         "documents": len(text.documents),
         "tokens": sum(len(document.tokens) for document in text.documents),
         "counted_tokens": text.n_counted,
-        "ended_documents": len(ended(text, tokenizer)),
+        "ended_documents": sum(has_end(document, tokenizer) for document in text.documents),
         "repeated_documents": len(text.documents) - len(set(text.documents)),
         "document_tokens": percentiles([len(document.tokens) for document in text.documents]),
         "parts": {

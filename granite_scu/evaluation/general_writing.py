@@ -8,6 +8,7 @@ there, the rest is held too; docs/guides/keep-what-it-knows.md has figures. Anot
 
 import hashlib
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,6 +52,9 @@ DRAWS = 4
 
 KNOWS_CHATS = 1 / 8
 """Share of the first questions that must end as a turn does: a model that was never taught its template ends none."""
+
+SENTENCE_ENDS = re.compile(r"(?<=[^\W\d_])[.!?][\"')\]]*(?=\s|$)|[。！？]")  # noqa: RUF001
+"""Behind a letter, for "2." begins an item of a list."""
 
 REMEDY = "give general text of your own by --general-data FILE"
 
@@ -224,6 +228,8 @@ def _draws(
 def records(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     """Documents that a base model wrote as records to train on: chats of a question and its answer, or texts.
 
+    Of what was cut they have the whole sentences, for the rest would teach to stop anywhere; what has none is left out.
+
     Raises:
         UserError: as of ``check_template``.
     """
@@ -234,9 +240,17 @@ def records(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -
     for document, each in zip(documents, parts, strict=True):
         said = [(begin, each[0][1]), each[1]] if len(each) == 2 else each
         texts = [tokenizer.decode(document.tokens[start:stop], skip_special_tokens=True) for start, stop in said]
-        chat = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=False)]
-        found.append({"messages": chat} if len(each) == 2 else {"text": "".join(texts)})
+        if not has_end(document, tokenizer):
+            texts[-1] = texts[-1][: max((end.end() for end in SENTENCE_ENDS.finditer(texts[-1])), default=0)]
+        if texts[-1].strip():
+            chat = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=False)]
+            found.append({"messages": chat} if len(each) == 2 else {"text": "".join(texts)})
     return found
+
+
+def has_end(document: Document, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the base model ended what it wrote, and was not cut."""
+    return document.tokens[-1] in tokenizer.all_special_ids
 
 
 class _Form(NamedTuple):

@@ -18,6 +18,7 @@ LOOKS = {
     "R": (style.VERMILION, "o"), "F": (style.VERMILION, "^"), "F'": (style.VERMILION, "v"),
     "auto": (style.GREEN, "D"), "drift": (style.BLUE, "o"), "wide": (style.BLUE, "h"),
     "kl": (style.SKY, "s"), "replay": (style.PURPLE, "X"), "first-replay": (style.PURPLE, "x"),
+    "cut-replay": (style.PURPLE, "+"),
     "lambda": (style.GREY, "^"), "decay": (style.ORANGE, "v"), "dropout": (style.ORANGE, "P"),
     "rank": (style.INK, "p"), "both": (style.INK, "*"),
 }  # fmt: skip
@@ -25,7 +26,7 @@ LOOKS = {
 IN_WORDS = {
     "R": "plain LoRA (R)", "F": "best free way (F)", "F'": "plain, scaled (F')",
     "drift": "--max-drift", "kl": "fixed weight", "wide": "former loop",
-    "first-replay": "former replay",
+    "first-replay": "first replay", "cut-replay": "replay of cut text",
 }  # fmt: skip
 """Arms by names that a reader knows who has not read the protocol."""
 

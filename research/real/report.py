@@ -17,7 +17,7 @@ from research.real.evidence import (
     shared,
     so_far,
 )
-from research.real.grid import SCALED, Cell, Finished, adapter, interior, settled
+from research.real.grid import FORMER, SCALED, Cell, Finished, adapter, interior, settled
 from research.real.judgement import BUDGETS, MIDDLE, RIVALS, WIDE, Arm, Criterion, Judgement
 
 
@@ -77,7 +77,7 @@ def _table(title: str, columns: tuple[str, ...], figures: str = "left") -> Table
 def named(arm: Arm) -> str:
     """An arm and its value, as flags have it."""
     name, value = arm
-    share = name in ("drift", "replay", "both", "wide", "first-replay")
+    share = name in ("drift", "replay", "both", *FORMER)
     return f"{name} {value:.0%}" if share else f"{name} {value:g}" if value else name
 
 

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from granite_scu.config.errors import UserError
 from granite_scu.data.tokens.templates import with_template
 from granite_scu.evaluation import general_writing
-from granite_scu.evaluation.general_text import GeneralText
+from granite_scu.evaluation.general_text import Document, GeneralText
 from granite_scu.evaluation.general_writing import check_template, general_text, records, write
 
 CONSOLE = Console(quiet=True)
@@ -102,7 +102,8 @@ def test_what_ends_no_turn_writes_plain_text(tokenizer, talker, caplog):
     assert "plain text" in caplog.text
     assert {document.tokens[0] for document in found.documents} == {tokenizer.eos_token_id}
     assert {document.counted for document in found.documents} == {(False, *[True] * 64)}
-    assert records(found.documents[:1], tokenizer) == [{"text": tokenizer.decode(found.documents[0].tokens[1:])}]
+    cut = Document.joined(([tokenizer.eos_token_id], False), (tokenizer("The sky is blue. It")["input_ids"], True))
+    assert records([cut], tokenizer) == [{"text": "The sky is blue."}]
 
 
 def test_it_is_written_once_for_a_base_and_again_for_another_length_or_a_damaged_file(

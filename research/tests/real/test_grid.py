@@ -7,6 +7,7 @@ from granite_scu.config.errors import UserError
 from research.real.command import of_shard
 from research.real.grid import (
     ARMS,
+    FORMER,
     GROUPS,
     HEADLINES,
     MOST_RATES,
@@ -51,7 +52,7 @@ def test_every_arm_and_value_is_run_and_headlines_and_the_best_kl_have_five_seed
     finished = run_all(ONE, lambda cell: {"validation": 1 + abs(cell.value - 1.0) / 100} if cell.rate == 1e-2 else {})
     seeds = Counter((cell.arm, cell.value) for cell in finished if cell.seed)
     assert {(cell.arm, cell.value) for cell in finished} == {
-        (arm, value) for arm, values in ARMS.items() for value in values if arm not in ("wide", "first-replay")
+        (arm, value) for arm, values in ARMS.items() for value in values if arm not in FORMER
     }
     of_f = ("replay", 0.05)  # it validates best of what is free
     assert set(seeds) == {*HEADLINES, ("kl", 1.0), of_f} and set(seeds.values()) == {4}
