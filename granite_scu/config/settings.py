@@ -411,7 +411,8 @@ class DataConfig(Group):
         num_epochs: passes over the training blocks after which the run ends; null leaves it to max_steps, and where
             that is not given either, to how many documents there are.
         num_workers: loader processes.
-        weights: how often each source is read in an epoch of training; fractions read a part; null reads each once.
+        weights: how often each source is read in an epoch of training; a fraction reads another part in
+            each; null reads each once.
         chat_template: of conversations: a file that holds a chat template, or the name of one of the model's own; null
             takes the model's.
         chat_template_args: arguments of the chat template, such as enable_thinking=false; a value is JSON or a text.

@@ -24,7 +24,7 @@ from granite_scu.config.settings import IGNORED, MAX_BLOCK, MIN_BLOCK, DataConfi
 from granite_scu.control.units import counted
 from granite_scu.data.blocks.filtering import blocks_of, left_out, repeated, taught
 from granite_scu.data.blocks.packing import Block, Blocks, Layout, best_fit, in_a_row, padding_of
-from granite_scu.data.blocks.sampling import EndlessBatches, indices
+from granite_scu.data.blocks.sampling import EndlessBatches, Epochs, Order
 from granite_scu.data.blocks.splitting import Division, by_block, divide, min_blocks
 from granite_scu.data.sources.documents import SPLITS
 from granite_scu.data.sources.read import sources_of
@@ -57,7 +57,8 @@ class TextDataModule(LightningDataModule):
         uniform_batches: every batch has ``documents``, or none: a compiled model is compiled for one kind of batch.
         division: the documents of each split, once ``prepare`` was called.
         lengths: (documents,) tokens of each document of all splits, of a conversation up to the last that is learned.
-        train, validation, test: the blocks of each, from then on.
+        train, validation, test: the blocks of each, from then on; of training those of the first epoch.
+        epochs: the training blocks of each epoch.
         files: of what is streamed, which is not all read before training, a checksum of names and sizes of its files.
     """
 
@@ -66,6 +67,7 @@ class TextDataModule(LightningDataModule):
     train: Blocks
     validation: Blocks
     test: Blocks
+    epochs: Epochs
     files: str
 
     begin_worker: Callable[[int], None] = staticmethod(leave_signals_to_the_run)
@@ -78,6 +80,7 @@ class TextDataModule(LightningDataModule):
         self.start_batch = 0
         self.uniform_batches = uniform_batches
         self._left_out: Counter[str] = Counter()
+        self._of_epoch: Callable[[int], Blocks] | None = None
         self.rows: int | None = None
         self.model_name = ""
 
@@ -149,9 +152,14 @@ class TextDataModule(LightningDataModule):
 
     def cut(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> None:
         """Make the blocks of what was read, as ``config`` has them; as ``prepare``."""
-        self._left_out, self.config = Counter(), config
+        self._left_out, self.config, self._of_epoch = Counter(), config, None
+        if any(weight % 1 for weight in config.weights or []):
+            layout, padding = self._layout(self.chats), padding_of(tokenizer, self.rows)
+            how = {"layout": layout, "padding": padding, "on_long": self.on_long}
+            self._of_epoch = partial(blocks_of_epoch, division=self.division, config=config, **how)
         blocks = self.make_blocks(self.division, tokenizer)
         self.train, self.validation, self.test = (blocks[name] for name in SPLITS)
+        self.epochs = Epochs(self.train, self._of_epoch)
 
     def divide(self, tokenizer: PreTrainedTokenizerBase) -> Division:
         """The documents of each split."""
@@ -179,7 +187,12 @@ class TextDataModule(LightningDataModule):
                 )
             blocks = tail_held_out(laid_out("all", np.arange(corpus.n_documents)), config)
         else:
-            blocks = {name: laid_out(name, documents) for name, documents in (parts | {"train": self.epoch}).items()}
+            read = self.epoch
+            if self._of_epoch:  # what any epoch reads is looked at now
+                read = parts["train"][np.array(config.weights)[corpus.sources[parts["train"]]] > 0]
+            blocks = {name: laid_out(name, documents) for name, documents in (parts | {"train": read}).items()}
+            if self._of_epoch:
+                blocks["train"] = self._of_epoch(0)
         self._check(blocks, at_least=1 if layout is best_fit else config.block_size + 1)
         return blocks | {"train": thinned(blocks["train"], config.train_tokens)}
 
@@ -239,11 +252,8 @@ class TextDataModule(LightningDataModule):
 
     @property
     def epoch(self) -> NDArray[np.int64]:
-        """The documents that an epoch reads, by number, as often as their sources' weights say; all of them where they
-        are divided by block."""
-        parts, corpus, weights = self.division.parts, self.division.corpus, self.config.weights
-        documents = np.arange(corpus.n_documents) if parts is None else parts["train"]
-        return repeated(documents, corpus.sources, corpus.places, weights) if weights else documents
+        """The documents that the first epoch reads, see ``read_in``."""
+        return read_in(0, self.division, self.config.weights)
 
     @property
     def chats(self) -> int:
@@ -314,9 +324,9 @@ class TextDataModule(LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """Batches without end, reshuffled every epoch."""
         rank, world_size = self._rank_and_world_size()
-        shape = {"n_blocks": len(self.train), "batch_size": self.config.batch_size, "seed": self.seed}
-        order = partial(indices, **shape, rank=rank, world_size=world_size)
-        return self._loader(self.train, batch_sampler=EndlessBatches(order, self.start_batch))
+        order, size = Order(self.epochs.size, self.seed), self.config.batch_size
+        batch = partial(order.batch, batch_size=size, rank=rank, world_size=world_size)
+        return self._loader(self.epochs, batch_sampler=EndlessBatches(batch, self.start_batch))
 
     def val_dataloader(self) -> DataLoader:
         """The validation blocks in order, shared out between ranks: rank r has blocks r, r + W, r + 2 W, ..."""
@@ -421,6 +431,23 @@ def _n_copies(blocks: Blocks) -> int:
     """Documents in blocks that say what another one there says."""
     assert isinstance(blocks.stream, Corpus)
     return blocks.n_documents - len(np.unique(blocks.stream.bare[blocks.seen]))
+
+
+def read_in(epoch: int, division: Division, weights: list[float] | None) -> NDArray[np.int64]:
+    """The documents that an epoch reads, by number, as often as their sources' weights say; all of them where they are
+    divided by block."""
+    parts, corpus = division.parts, division.corpus
+    documents = np.arange(corpus.n_documents) if parts is None else parts["train"]
+    return repeated(documents, corpus.sources, corpus.places, weights, epoch) if weights else documents
+
+
+def blocks_of_epoch(
+    epoch: int, *, division: Division, config: DataConfig, layout: Layout, padding: int, on_long: str
+) -> Blocks:
+    """The training blocks of an epoch that reads others than the one before."""
+    corpus, documents = division.corpus, read_in(epoch, division, config.weights)
+    blocks, _ = blocks_of(corpus, documents, layout, padding, config.block_size, on_long, corpus.names)
+    return thinned(blocks, config.train_tokens)
 
 
 def thinned(blocks: Blocks, tokens: int | None) -> Blocks:

@@ -2,13 +2,12 @@
 
 import logging
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from granite_scu.config.request import Request
-from granite_scu.config.settings import MAX_PASSES, TrainerConfig
+from granite_scu.config.settings import TrainerConfig
 from granite_scu.control import PI, Controller
 from granite_scu.control.diagnostics.reachability import OTHER_WAYS
 from granite_scu.control.units import counted, per_cent
@@ -95,7 +94,6 @@ def out_of_proportion(request: Request, steps: int, passes: float | None, second
         _long_warmup(request.optimizer.warmup_steps, steps),
         _few_steps(request.data.num_epochs, request.trainer, steps),
         _many_passes(request.data.num_epochs, passes, steps),
-        _same_part(request.data.weights or [], passes),
         _cut_short(request.trainer.max_time, seconds),
         _no_validation(request.run.eval_steps, steps) if request.data.is_validated else None,
     )
@@ -136,16 +134,6 @@ def _many_passes(epochs: float | None, passes: float | None, steps: int) -> str 
     if passes >= 3 * steps:
         fewer = f"a step alone reads it {passes / steps:,.0f} times; give a smaller --batch-size"
     return f"--max-steps {steps}: reads the data {passes:,.0f} times; {fewer}"
-
-
-def _same_part(weights: Sequence[float], passes: float | None) -> str | None:
-    if passes is None or passes <= 1 or all(float(weight).is_integer() for weight in weights):
-        return None
-    given, instead = (" ".join(f"{weight:.4g}" for weight in each) for each in (weights, [passes * w for w in weights]))
-    words = f"--data-weights {given}: what is no whole number reads the same part of its source in each epoch"
-    if passes * max(weights) > MAX_PASSES:
-        return words
-    return f"{words}; --num-epochs 1 --data-weights {instead} reads as much, of more of it"
 
 
 def _cut_short(limit: str | None, seconds: float | None) -> str | None:

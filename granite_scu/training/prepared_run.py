@@ -125,13 +125,13 @@ class PreparedRun:
         return None if self.growth is None else ceiling(self.growth, moved)
 
 
-def length_of(request: Request, n_blocks: int, n_tokens: int, processes: int) -> RunLength:
-    """Steps and tokens of a run over so many training blocks with so many supervised tokens."""
+def length_of(request: Request, n_blocks: float, n_tokens: int, processes: int) -> RunLength:
+    """Steps and tokens of a run over epochs of so many blocks, in the mean, with so many supervised tokens."""
     blocks, most = request.blocks_per_step * processes, request.trainer.max_steps
     limits = [most] if most > 0 else []
     if request.data.num_epochs is not None:
         # Rounded up, so that the passes asked for are complete.
-        limits.append(math.ceil(request.data.num_epochs * (n_blocks / blocks)))
+        limits.append(math.ceil(round(request.data.num_epochs * n_blocks / blocks, 9)))
     steps, tokens_per_step = min(limits, default=DEFAULT_STEPS), blocks * request.data.block_size
     # Nobody has counted a stream; what is read of it counts once.
     counted = steps * tokens_per_step if request.data.stream else n_tokens

@@ -71,7 +71,7 @@ def prepare(
     base = base._replace(size=base.size.in_blocks(request.base.name, block, size))
 
     # N and the length of the run, and whether it is long enough for its layers to be compiled.
-    length = length_of(request, data.train.n_blocks, data.n_tokens, machine.world_size)
+    length = length_of(request, data.epochs.mean(request.data.num_epochs), data.n_tokens, machine.world_size)
     request, machine, why = compile_where_it_pays(request, machine, base, length, asked)
     data.uniform_batches = machine.compiled
 

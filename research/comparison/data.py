@@ -1,6 +1,5 @@
 """The text of a task: read once in a process, its validation cut to size, and replaced half-way where the task says."""
 
-from collections.abc import Iterable
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.packing import Blocks, in_a_row, padding_of
-from granite_scu.data.blocks.sampling import EndlessBatches, indices
+from granite_scu.data.blocks.sampling import EndlessBatches, Epochs, Order
 from granite_scu.data.blocks.splitting import Division, assign
 from granite_scu.data.datamodule import TextDataModule, thinned
 from granite_scu.data.sources.corpora import EMBEDDED
@@ -112,23 +111,24 @@ class ComparedData(TextDataModule):
         parts = (self.before_shift, self.train, self.validation, self.test)
         return "-".join(part.checksum()[:8] for part in parts if part is not None)
 
-    def _training_order(self, start: int) -> tuple[Blocks, Iterable[list[int]]]:
+    def train_dataloader(self) -> DataLoader:
+        """As the base class's; after half of the steps, of the second text."""
         if self.before_shift is None:
-            return super()._training_order(start)
+            return super().train_dataloader()
         assert self.task.steps is not None
-        sizes, shift = (len(self.before_shift), len(self.train)), self.task.steps // 2
-        both = torch.utils.data.ConcatDataset([self.before_shift, self.train])  # type: ignore[list-item]
-        batch = partial(shifted, sizes=sizes, batch_size=self.config.batch_size, seed=self.seed, shift=shift)
-        return both, EndlessBatches(batch, start)  # type: ignore[return-value]
+        texts, how = [self.before_shift, self.train], {"shift": self.task.steps // 2, "size": self.config.batch_size}
+        batch = partial(shifted, orders=[Order(Epochs(text).size, self.seed) for text in texts], **how)
+        both = torch.utils.data.ConcatDataset(texts)  # type: ignore[arg-type]
+        return self._loader(both, batch_sampler=EndlessBatches(batch, self.start_batch))
 
     def whole_training_text(self) -> DataLoader:
         """The training blocks once, in order; after a shift, those of the second text."""
         return self._loader(self.train, batch_sampler=self._in_order(self.train))
 
 
-def shifted(k: int, sizes: tuple[int, int], batch_size: int, seed: int, shift: int) -> list[int]:
+def shifted(k: int, orders: list[Order], size: int, shift: int) -> list[int]:
     """The k-th batch of two sets of blocks, the second numbered after the first and read from batch ``shift`` on."""
-    first, second = sizes
+    first, second = orders
     if k < shift:
-        return indices(k, first, batch_size, seed)
-    return [first + index for index in indices(k - shift, second, batch_size, seed)]
+        return [number for _, number in first.batch(k, size)]
+    return [first.size(0) + number for _, number in second.batch(k - shift, size)]

@@ -86,7 +86,7 @@ def settings(
         texts = general_writing.records(general.parts().anchor, tokenizer)
         sources.append(str(write(texts, folder / "general.jsonl")))
         tokens = [sum(tokens_of(each, tokenizer) for each in records) for records in (made.train, texts)]
-        # One epoch that reads each file so often: of several each would read the same part.
+        # One epoch that reads each file so often, as these runs began: then each of several read the same part.
         weights, epochs = [epochs, cell.value * epochs * tokens[0] / tokens[1]], 1.0
     return {
         "base.name": name,

@@ -1,8 +1,10 @@
 import hashlib
 import json
 import logging
+import pickle
 import re
 from collections import Counter
+from contextlib import nullcontext
 from itertools import islice
 from types import SimpleNamespace
 
@@ -235,6 +237,25 @@ def test_a_weight_reads_that_share_of_what_its_source_trains_on(tokenizer, tmp_p
     of_b = [sum(n for text, n in count.items() if text.startswith("b")) for count in counts]
     assert of_b[1] == pytest.approx(weight * of_b[0], abs=1) and of_b[1] > 0
     assert sum(counts[0].values()) - of_b[0] == sum(counts[1].values()) - of_b[1]
+    # In the end all of the source is read alike, by another process too.
+    n_blocks, loader = sum(map(found.epochs.size, range(20))), found.served(batch_size=1).train_dataloader()
+    assert n_blocks == round(20 * found.epochs.mean(20.0))
+    read = Counter(_texts([batch["input_ids"][0:1] for batch in islice(loader, n_blocks)]))
+    assert read == {text: 20 * (weight if text[0] == "b" else 1) for text in counts[0]}
+    elsewhere = pickle.loads(pickle.dumps(found.epochs))
+    assert np.array_equal(elsewhere[1, 0].inputs, found.epochs[1, 0].inputs)
+
+
+def test_a_document_too_long_that_a_later_epoch_reads_is_refused_at_once(tokenizer, tmp_path):
+    for name, longest in (("a", 20), ("b", 90)):
+        texts = [f"{number:02d}".ljust(longest if number == 39 else 20, name) for number in range(40)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    fields = {"path": [str(tmp_path / f"{name}.jsonl") for name in "ab"], "weights": [1.0, 0.02], "held_out_share": 0}
+    for on_long, raised in (("truncate", False), ("error", True)):
+        data = TextDataModule(DataConfig(**fields, block_size=32, batch_size=1, on_long=on_long), seed=0)
+        with pytest.raises(UserError, match=r"b\.jsonl.* 91 tokens") if raised else nullcontext():
+            data.prepare(tokenizer)
+            assert data.summary()["long_documents"] == 1 and data.lengths[data.epoch].max() < 91
 
 
 def _texts(blocks) -> list[str]:

@@ -163,10 +163,6 @@ TWO = {"data.path": ["stdlib-docs", "stdlib-source"]}
         ),
         ({}, 8000, 76.2, ["--max-steps 8000: reads the data 76 times; --max-steps 315 reads it three times"]),
         ({}, 8000, None, []),
-        ({**TWO, "data.weights": [1, 0.25]}, 8000, 4.0, ["the same part", "--num-epochs 1 --data-weights 4 1 reads"]),
-        ({**TWO, "data.weights": [300, 0.5]}, 8000, 4.0, ["--data-weights 300 0.5: what is no whole number"]),
-        ({**TWO, "data.weights": [1, 0.25]}, 8000, 1.0, []),
-        ({**TWO, "data.weights": [1, 3]}, 8000, 4.0, []),
         ({}, 1000, 30, []),
     ],
 )

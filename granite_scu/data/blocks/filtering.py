@@ -146,23 +146,31 @@ def taught(targets: NDArray[np.bool_] | StoredArray, bounds: NDArray[np.int64]) 
 
 
 def repeated(
-    documents: NDArray[np.int64], sources: NDArray[np.uint16], places: NDArray[np.uint64], weights: Sequence[float]
+    documents: NDArray[np.int64],
+    sources: NDArray[np.uint16],
+    places: NDArray[np.uint64],
+    weights: Sequence[float],
+    epoch: int = 0,
 ) -> NDArray[np.int64]:
     """The documents of an epoch when each source is read ``weights`` times: in whole passes, then a part of one.
 
-    A fraction takes the texts of the source that come first in the seeded order, one at least where it has any. They
-    are counted off among those that are to be read, for the first of all have gone to validation and test.
+    The part goes on where that of the epoch before has ended, in the seeded order and round and round: after some
+    epochs no text has been read more than once more than another of its source. The first has one at least. They are
+    counted off among those that are to be read, for the first of all have gone to validation and test.
 
     Args:
         documents: numbers of all that are to be read, rising.
         sources: (all documents,) number of what each came from.
         places: (all documents,) in the seeded order, 64 bits.
         weights: of the sources.
+        epoch: its number, from 0.
     """
-    times = np.array(weights, float)[sources[documents]]
+    weight = np.array(weights, float)[sources[documents]]
     rank = np.zeros(len(documents))
     for source in range(len(weights)):
         (own,) = np.nonzero(sources[documents] == source)
         rank[own[np.argsort(places[documents[own]], kind="stable")]] = np.arange(len(own)) / max(1, len(own))
-    passes = int(np.ceil(times.max(initial=0)))
-    return np.concatenate([documents[:0], *(documents[rank < np.round(times - done, 9)] for done in range(passes))])
+    before, after = (np.maximum(0, np.ceil(np.round(number * weight - rank, 9))) for number in (epoch, epoch + 1))
+    times = after - before
+    passes = int(times.max(initial=0))
+    return np.concatenate([documents[:0], *(documents[times > done] for done in range(passes))])

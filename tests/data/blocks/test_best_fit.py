@@ -209,8 +209,10 @@ def test_each_source_is_read_as_often_as_its_weight_says(weights, seed):
     random = np.random.default_rng(seed)
     sources = random.integers(0, len(weights), 400).astype(np.uint16)
     places = random.integers(0, 2**64, 400, dtype=np.uint64)
-    times = np.bincount(repeated(np.arange(400), sources, places, weights), minlength=400)
-    for source, weight in enumerate(weights):
-        found = times[sources == source]
-        assert set(found.tolist()) <= {int(weight), int(weight) + (weight % 1 > 0)}
-        assert found.sum() == np.ceil(round(weight * len(found), 6))
+    every, times = np.arange(400), np.zeros(400, int)
+    for epoch in range(4):
+        times += np.bincount(repeated(every, sources, places, weights, epoch), minlength=400)
+        for source, weight in enumerate(weights):
+            found, wanted = times[sources == source], (epoch + 1) * weight
+            assert set(found.tolist()) <= {int(wanted), int(wanted) + (wanted % 1 > 1e-9)}
+            assert found.sum() == np.ceil(round(wanted * len(found), 6))
