@@ -1,6 +1,7 @@
 """The data of a run, as Lightning wants it: read, split, packed, and served in batches."""
 
 import copy
+import hashlib
 import logging
 import math
 import os
@@ -277,8 +278,12 @@ class TextDataModule(LightningDataModule):
 
     @property
     def checksum(self) -> str:
-        """Of the blocks trained on and validated on."""
-        return f"{self.train.checksum()}-{self.validation.checksum()}"
+        """Of the blocks trained on and validated on; where epochs differ, of what decides those of the others too."""
+        found = f"{self.train.checksum()}-{self.validation.checksum()}"
+        if self._of_epoch and self.division.parts:
+            others = repr(self.config.weights).encode() + self.division.parts["train"].tobytes()
+            found += f"-{hashlib.sha256(others).hexdigest()[:16]}"
+        return found
 
     def record(self) -> Iterator[str]:
         """The documents of each split, see ``Division.record``."""
@@ -453,8 +458,10 @@ def blocks_of_epoch(
 def thinned(blocks: Blocks, tokens: int | None) -> Blocks:
     """As many blocks as hold about so many tokens, evenly spaced, so that they stand for the whole."""
     count = len(blocks) if tokens is None else max(1, tokens // blocks.block_size)
+    if count >= len(blocks):
+        return blocks
     every = len(blocks) // count
-    return blocks if count >= len(blocks) else blocks.select(range(0, count * every, every))
+    return blocks.select(range(0, count * every, every))
 
 
 def _more_text(n_tokens: int, n_blocks: int, block_size: int) -> str:

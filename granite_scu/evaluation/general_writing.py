@@ -250,7 +250,9 @@ def records(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -
 
 def has_end(document: Document, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the base model ended what it wrote, and was not cut."""
-    return document.tokens[-1] in tokenizer.all_special_ids
+    added = tokenizer.added_tokens_decoder  # a template may end a turn with one that has no name
+    last = document.tokens[-1]
+    return last in tokenizer.all_special_ids or (last in added and added[last].special)
 
 
 class _Form(NamedTuple):

@@ -50,7 +50,8 @@ def fit_to_text(
     text, lines = cut_to_fit(data, tokenizer, config, usual, "data.block_size" in given, processes)
     request = request.with_values({"data.block_size": data.config.block_size})
     train, validation = data.train, data.validation
-    cut = defaults.Cut(data.config.block_size, len(train), len(validation), validation.n_documents, data.kind)
+    n_blocks = round(data.epochs.mean(text.epochs)) if text else len(train)
+    cut = defaults.Cut(data.config.block_size, max(1, n_blocks), len(validation), validation.n_documents, data.kind)
     width, controlled = getattr(config, "hidden_size", 0) or defaults.RATE_WIDTH, request.control.controller != "none"
     holds_drift = request.drift.max_drift is not None
     chosen = defaults.settle(text, cut, usual, given, width, processes, controlled, holds_drift)

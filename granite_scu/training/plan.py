@@ -29,6 +29,9 @@ OF_MEASURED = 0.3
 MAX_SHOWN = 256
 """Blocks of the first micro-batch that a plan makes."""
 
+MANY_EPOCHS = 20
+"""Epochs that are looked at, where they differ, for how many blocks one has in the mean."""
+
 OF_FORWARD = 0.5
 """Share of a training step that a forward pass alone is: ``model.flops`` has 2 operations of 4 a frozen weight."""
 
@@ -66,7 +69,11 @@ def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
     """
     request, length, machine, size = run.request, run.length, run.machine, run.size
     blocks = length.steps * length.tokens_per_step / request.data.block_size
-    passes = None if request.data.stream else blocks / len(run.data.train)
+    passes, learned = None, None
+    if not request.data.stream:
+        first, epochs = run.data.train, run.data.epochs
+        passes = blocks / epochs.mean(request.data.num_epochs or min(MANY_EPOCHS, blocks / len(first)))
+        learned = round(blocks * first.n_supervised / len(first))
     seconds = _seconds(run, here)
     return {
         "model": request.base.name,
@@ -88,7 +95,7 @@ def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
         "tokens_per_step": length.tokens_per_step,
         "tokens": length.steps * length.tokens_per_step,
         "passes": None if passes is None else float(f"{passes:.3g}"),
-        "learned_tokens": None if passes is None else round(passes * run.data.train.n_supervised),
+        "learned_tokens": learned,
         "n_tokens": length.n_tokens,
         "eval_steps": run.intervals.validation,
         "save_steps": run.intervals.checkpoint,

@@ -246,6 +246,16 @@ def test_a_weight_reads_that_share_of_what_its_source_trains_on(tokenizer, tmp_p
     assert np.array_equal(elsewhere[1, 0].inputs, found.epochs[1, 0].inputs)
 
 
+def test_an_epoch_may_be_empty_and_all_that_decides_the_others_is_in_the_checksum(tokenizer, tmp_path):
+    source = tmp_path / "b.jsonl"
+    source.write_text("".join(json.dumps({"text": f"b{i:03d}"}) + "\n" for i in range(3)))
+    fields = {"held_out_share": 0, "batch_size": 1, "packing": "best-fit"}
+    some, fewer = (prepared(tokenizer, source, weights=[weight], **fields) for weight in (0.2, 0.1))
+    assert [some.epochs.size(epoch) for epoch in range(5)] == [1, 1, 0, 1, 0]
+    assert len(list(islice(some.train_dataloader(), 6))) == 6
+    assert some.train.checksum() == fewer.train.checksum() and some.checksum != fewer.checksum
+
+
 def test_a_document_too_long_that_a_later_epoch_reads_is_refused_at_once(tokenizer, tmp_path):
     for name, longest in (("a", 20), ("b", 90)):
         texts = [f"{number:02d}".ljust(longest if number == 39 else 20, name) for number in range(40)]
