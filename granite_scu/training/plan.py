@@ -69,11 +69,7 @@ def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
     """
     request, length, machine, size = run.request, run.length, run.machine, run.size
     blocks = length.steps * length.tokens_per_step / request.data.block_size
-    passes, learned = None, None
-    if not request.data.stream:
-        first, epochs = run.data.train, run.data.epochs
-        passes = blocks / epochs.mean(request.data.num_epochs or min(MANY_EPOCHS, blocks / len(first)))
-        learned = round(blocks * first.n_supervised / len(first))
+    passes, learned = (None, None) if request.data.stream else _reading(run, blocks)
     seconds = _seconds(run, here)
     return {
         "model": request.base.name,
@@ -122,6 +118,13 @@ def _share_adapted(run: PreparedRun) -> str:
         return ""
     some = f"{', '.join(listed(targets))}: {len(size.adapted)} of {size.adaptable} linear layers"
     return f" ({some}, {per_cent(size.trained / size.frozen)} as many parameters as the model)"
+
+
+def _reading(run: PreparedRun, blocks: float) -> tuple[float, int]:
+    """Passes over the data that so many blocks are, and tokens that are learned in them."""
+    first, asked = run.data.train, run.request.data.num_epochs
+    passes = blocks / run.data.epochs.mean(asked or min(MANY_EPOCHS, blocks / len(first)))
+    return passes, round(blocks * first.n_supervised / len(first))
 
 
 def _seconds(run: PreparedRun, here: bool) -> float | None:
