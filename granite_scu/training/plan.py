@@ -121,7 +121,7 @@ def _share_adapted(run: PreparedRun) -> str:
 
 
 def _reading(run: PreparedRun, blocks: float) -> tuple[float, int]:
-    """Passes over the data that so many blocks are, and tokens that are learned in them."""
+    """How often so many blocks read the data, and the tokens that are learned in them."""
     first, asked = run.data.train, run.request.data.num_epochs
     passes = blocks / run.data.epochs.mean(asked or min(MANY_EPOCHS, blocks / len(first)))
     return passes, round(blocks * first.n_supervised / len(first))
