@@ -76,14 +76,15 @@ def reference(base: str, task: str, finished: Finished) -> Judged | None:
     return min(found, key=lambda each: validation(finished[each.cell], each.point))
 
 
-def shared(every: Sequence[Of], finished: Finished) -> dict[Key, list[int]]:
-    """The bases and tasks on which all of these are run with the same seeds, and these seeds."""
-    seeds = {key: [seed for seed in SEEDS if all(replace(of[key].cell, seed=seed) in finished for of in every)]
+def shared(every: Sequence[Of], finished: Finished, seeds: Sequence[int] = SEEDS) -> dict[Key, list[int]]:
+    """The bases and tasks on which all of these are run with the same of these seeds, and which they are."""
+    found = {key: [seed for seed in seeds if all(replace(of[key].cell, seed=seed) in finished for of in every)]
              for key in sorted(set(every[0]).intersection(*every[1:]))}  # fmt: skip
-    return {key: of for key, of in seeds.items() if of}
+    return {key: of for key, of in found.items() if of}
 
 
-def difference(what: str, of: Of, rivals: Of | None, finished: Finished, beside: Of | None = None) -> Difference | None:
+def difference(what: str, of: Of, rivals: Of | None, finished: Finished, beside: Of | None = None,
+               of_seeds: Sequence[int] = SEEDS) -> Difference | None:  # fmt: skip
     """What an arm's adapters have more than the rivals', or than the base; None where they have no task in common.
 
     Args:
@@ -92,15 +93,17 @@ def difference(what: str, of: Of, rivals: Of | None, finished: Finished, beside:
         of, rivals: the adapters.
         finished: the runs.
         beside: adapters whose figure is to stand beside this one: tasks and seeds are those that these have, too.
+        of_seeds: the seeds that count.
     """
     replicates, by_task, fewest = [], {}, len(SEEDS)
-    for key, seeds in shared([each for each in (of, rivals, beside) if each is not None], finished).items():
+    every_of = [each for each in (of, rivals, beside) if each is not None]
+    for key, seeds in shared(every_of, finished, of_seeds).items():
         pair, at_base = [each[key] for each in (of, rivals) if each is not None], _at_base(key, finished)
         texts = [text for text in (OTHERS if what == "others" else (what,)) if _has(at_base, text)]
         if not texts:
             continue
         fewest, of_texts, means = min(fewest, len(seeds)), [], []
-        of_seeds = _drawn("-".join(key), len(seeds))
+        drawn_seeds = _drawn("-".join(key), len(seeds))
         for text in texts:
             base = _units(at_base, text)
             arm, *rival = (np.array([_scored(finished[replace(each.cell, seed=seed)], each.point, text, base)
@@ -109,7 +112,7 @@ def difference(what: str, of: Of, rivals: Of | None, finished: Finished, beside:
             whole = np.ones(len(base)) if text in ("right", "known") else base
             drawn = _drawn(_name(text, key), len(base))
             with np.errstate(invalid="ignore"):
-                of_texts.append(((of_seeds @ more) * drawn).sum(1) / (of_seeds.sum(1) * (drawn @ whole)))
+                of_texts.append(((drawn_seeds @ more) * drawn).sum(1) / (drawn_seeds.sum(1) * (drawn @ whole)))
             means.append(more.mean(0).sum() / whole.sum())
         replicates.append(np.mean(of_texts, axis=0))
         by_task[key] = 100 * float(np.mean(means))

@@ -18,12 +18,13 @@ from research.real.evidence import (
     processor_seconds,
     reference,
     shared,
+    so_far,
 )
 from research.real.grid import ARMS, SEEDS, Cell, Finished, Stage, best_kl, free_rival, scaled_rival
 
 BUDGETS = sorted(ARMS["drift"])
 DRIFT = [("drift", budget) for budget in BUDGETS]
-AUTO, MIDDLE, WIDE = ("auto", 0.0), ("drift", 0.02), ("wide", 0.02)
+AUTO, MIDDLE, LARGE, WIDE = ("auto", 0.0), ("drift", 0.02), ("drift", 0.05), ("wide", 0.02)
 RIVALS = {"F": free_rival, "F'": scaled_rival}
 """The free rivals of a loop."""
 HYPOTHESES = 8
@@ -187,6 +188,24 @@ class Judgement:
                 )
             )
         return found
+
+    def of_advice(self) -> tuple[list[Criterion], bool]:
+        """Whether the budget of 5 % is advised in the place of 2 %: on the seeds that were run after this was
+        asked, at the rate that validates best on the first; and whether all of these are run."""
+        wide = self._of(lambda base, task: so_far(Cell(base, task, *LARGE, 0.0), self.finished))
+        pairs = ((what, difference(what, wide, self.arms[MIDDLE], self.finished, of_seeds=SEEDS[1:]))
+                 for what in ("test", "right", "known", "others"))  # fmt: skip
+        found = {what: more for what, more in pairs if more}
+        asked = {
+            "test": ("needs fewer test bits: the interval is below 0", lambda more: more.high < 0),
+            "right": ("has no fewer questions right", lambda more: more.mean >= 0),
+            "known": ("loses at most 5 % of the known answers more", lambda more: more.mean >= -5),
+            "others": ("costs the four texts at most 2 points more", lambda more: more.mean <= 2),
+        }
+        criteria = [Criterion(asked[what][0], f"{more}{_of_tasks(more)}", asked[what][1](more.estimate))
+                    for what, more in found.items()]  # fmt: skip
+        whole = len(self.keys), len(SEEDS[1:])
+        return criteria, "test" in found and (len(found["test"].by_task), found["test"].seeds) == whole
 
     def complete(self, *hypotheses: str) -> bool:
         """Whether these have every base and task of the stage and their seeds, and no hypothesis without runs can

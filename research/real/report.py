@@ -39,6 +39,7 @@ def drift(judgement: Judgement, console: Console) -> None:
         criteria = judgement.of_budget(number)
         complete = judgement.complete(f"H{2 + number}", f"H{5 + number}")
         _say(f"a budget of {budget:.0%} could be the default", criteria, complete, console)
+    _say("a budget of 5% is advised, by seeds 1 to 4", *judgement.of_advice(), console)
     _say("drift leaves the package", judgement.drift_leaves(), judgement.complete("H6", "H8"), console, any)
     weight, budget = _so_far(judgement, KL), _so_far(judgement, MIDDLE)
     for what in ("test", "others", "right", "known"):

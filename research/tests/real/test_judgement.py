@@ -156,6 +156,33 @@ def test_every_criterion_is_met_just_before_its_margin_and_not_beyond_it(finishe
     assert "H8" in judged.shown and not judged.drift_leaves()[1].met  # as good, and learns less
 
 
+@pytest.mark.parametrize("worse", [None, "test", "right", "known", *OTHERS])
+def test_a_larger_budget_is_advised_by_four_criteria_on_the_seeds_after_the_first(worse, finished):
+    move(finished, 0.0, 0.0, 0.0)
+    for cell, line in finished.items():
+        if (cell.arm, cell.value) == ("drift", 0.02):  # beside 51 nats of the test, 110 of others, 190 and 32 answers
+            wide = replace(cell, value=0.05)
+            more = (50.9, 112.0, 190, 31) if cell.seed else (80.0, 200.0, 0, 0)  # the first seed does not count
+            learned, lost, right, known = more
+            nats = {"test": [learned + (worse == "test") * 0.2] * 12}
+            nats |= {text: [lost + (worse == text) * 0.1] * 12 for text in OTHERS}
+            right, known = right - (worse == "right"), known - 2 * (worse == "known")
+            answers = {"right": [1] * right + [0] * (200 - right), "known": [1] * known + [0] * (40 - known)}
+            points = {name: point | answers | {"nats": nats} for name, point in line["points"].items()}
+            more = line | {"value": 0.05, "points": points}
+            finished = finished | {wide: more}
+    judged = Judgement(STAGE, finished)
+    criteria, complete = judged.of_advice()
+    assert complete and [each.met for each in criteria] == [
+        worse != "test",
+        worse != "right",
+        worse != "known",
+        worse not in OTHERS,
+    ]
+    short = {cell: line for cell, line in finished.items() if (cell.value, cell.seed) != (0.05, 4)}
+    assert not Judgement(STAGE, short).of_advice()[1]
+
+
 def test_fewer_questions_are_a_share_of_those_that_plain_has_right(finished):
     for cell, line in finished.items():
         if cell.arm == "auto":
