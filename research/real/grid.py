@@ -21,7 +21,7 @@ MIDDLE_RATE = {REAL: 1e-3}
 USUAL_MIDDLE_RATE = 3e-3
 
 ARMS: dict[str, tuple[float, ...]] = {
-    "plain": (0.0,), "auto": (0.0,), "drift": (0.02, 0.01, 0.05), "kl": (1.0, 10.0), "replay": (0.05,),
+    "plain": (0.0,), "auto": (0.0,), "drift": (0.02, 0.01, 0.05), "kl": (1.0, 10.0), "replay": (0.05, 0.5),
     "lambda": (0.01, 0.001, 0.1), "decay": (0.1, 0.01, 1.0), "dropout": (0.1,), "rank": (4.0, 64.0), "both": (0.02,),
     "wide": (0.02,), "first-replay": (0.05,), "cut-replay": (0.05,),
 }  # fmt: skip
@@ -36,7 +36,7 @@ HEADLINES = (("plain", 0.0), ("auto", 0.0), ("drift", 0.02))
 
 GROUPS: tuple[tuple[tuple[str, float], ...], ...] = (
     HEADLINES,
-    (("kl", 1.0), ("kl", 10.0), ("replay", 0.05), ("drift", 0.01), ("drift", 0.05)),
+    (("kl", 1.0), ("kl", 10.0), ("replay", 0.05), ("replay", 0.5), ("drift", 0.01), ("drift", 0.05)),
     tuple((arm, value) for arm in ("lambda", "decay", "dropout", "rank", "both") for value in ARMS[arm]),
 )
 """What is run after what, on one base."""

@@ -117,7 +117,9 @@ class Measured(L.Callback):
         }
 
     def _judged(self, points: dict[str, Line]) -> list[str]:
-        """Of the scaled adapters the one that validates best."""
+        """Of plain's scaled adapters the one that validates best; of replay all, for each may be F."""
+        if self.cell.arm == "replay":
+            return list(points)
         scaled = sorted((name for name in points if name.startswith("x ")), key=lambda name: points[name]["validation"])
         return [name for name in self.cell.judged if name in points] + scaled[:1]
 
@@ -127,13 +129,12 @@ class Measured(L.Callback):
         yield "best", best
         if not all(map(torch.equal, best, kept[-1])):
             yield "end", kept[-1]
-        if self.cell.arm != "plain":
-            return
-        for step, factors in list(self.kept.items())[:-1]:
-            yield f"step {step}", factors
-        yield "mean", [torch.stack(same).mean(0) for same in zip(*kept[-AVERAGED:], strict=True)]
-        yield "ema", self.mean
-        for scale in SCALES:
+        if self.cell.arm == "plain":
+            for step, factors in list(self.kept.items())[:-1]:
+                yield f"step {step}", factors
+            yield "mean", [torch.stack(same).mean(0) for same in zip(*kept[-AVERAGED:], strict=True)]
+            yield "ema", self.mean
+        for scale in SCALES if self.cell.arm in ("plain", "replay") else ():
             yield f"x {scale:g}", [factor * scale if place % 2 else factor for place, factor in enumerate(kept[-1])]
 
 

@@ -11,7 +11,7 @@ from granite_scu import Request
 from granite_scu.config.settings import BaseConfig
 from granite_scu.model import loading
 from research.real.evidence import OTHERS
-from research.real.grid import ARMS, FORMER, FREE, Cell, adapter
+from research.real.grid import ARMS, FORMER, FREE, SCALED, Cell, adapter
 from research.real.measuring import CHECKPOINTS
 from research.real.product import of_arm
 from research.real.tasks import TESTED
@@ -55,6 +55,15 @@ def test_a_plain_run_is_measured_at_every_adapter_that_it_gives_for_nothing(tmp_
     assert best["validation"] <= min(found["points"]["end"]["validation"], *on_the_way) + 1e-4
     again = run(CELL, DENSE, tmp_path, "cpu")
     assert again["points"] == found["points"] and again["digest"] == found["digest"]
+
+
+@pytest.mark.slow
+def test_replay_is_measured_at_every_scale_and_each_is_asked(tmp_path):
+    found = run(dataclasses.replace(CELL, arm="replay", value=0.5), DENSE, tmp_path, "cpu")
+    assert set(SCALED.values()) <= set(found["points"])
+    assert all("right" in of for of in found["points"].values())
+    drifts = [found["points"][point]["drift"] for point in SCALED.values()]
+    assert drifts == sorted(drifts) and drifts[0] < drifts[-1] / 2
 
 
 @pytest.mark.slow
