@@ -10,23 +10,21 @@ from granite_scu.config.errors import UserError
 from granite_scu.storage.atomic import replacing
 from granite_scu.viz import style
 from research.real.evidence import difference
-from research.real.grid import ARMS
+from research.real.grid import ARMS, FORMER
 from research.real.judgement import AUTO, MIDDLE, RIVALS, WIDE, Judgement
 from research.real.report import named
 
 LOOKS = {
     "R": (style.VERMILION, "o"), "F": (style.VERMILION, "^"), "F'": (style.VERMILION, "v"),
     "auto": (style.GREEN, "D"), "drift": (style.BLUE, "o"), "wide": (style.BLUE, "h"),
-    "kl": (style.SKY, "s"), "replay": (style.PURPLE, "X"), "first-replay": (style.PURPLE, "x"),
-    "cut-replay": (style.PURPLE, "+"),
+    "kl": (style.SKY, "s"), "replay": (style.PURPLE, "X"),
     "lambda": (style.GREY, "^"), "decay": (style.ORANGE, "v"), "dropout": (style.ORANGE, "P"),
     "rank": (style.INK, "p"), "both": (style.INK, "*"),
 }  # fmt: skip
 
 IN_WORDS = {
     "R": "plain LoRA (R)", "F": "best free way (F)", "F'": "plain, scaled (F')",
-    "drift": "--max-drift", "kl": "fixed weight", "wide": "former loop",
-    "first-replay": "first replay", "cut-replay": "replay of cut text",
+    "drift": "--max-drift", "kl": "fixed weight", "wide": "former loop", "replay": "general text",
 }  # fmt: skip
 """Arms by names that a reader knows who has not read the protocol."""
 
@@ -61,16 +59,19 @@ def auto(judgement: Judgement) -> Figure:
 
 def drift(judgement: Judgement) -> Figure:
     """What each arm learned over what it lost, the mean of the bases and tasks that a budget of 2 % and R have: to the
-    upper left is better. An arm that has not all of them is left out."""
+    upper left is better. Each at the best of its rates that are run; an arm that has not all of them is left out, and
+    one that is not run any more."""
     middle = MIDDLE if judgement.arms[MIDDLE] else WIDE
     common = judgement.plain.keys() & judgement.arms[middle].keys()
     rivals = {(name, 0.0): judgement.free(middle, name) for name in RIVALS}
-    arms = {("R", 0.0): judgement.plain} | rivals | dict(sorted(judgement.arms.items()))
+    own = {arm: judgement.so_far(arm) for arm in sorted(judgement.arms)}
+    arms = {("R", 0.0): judgement.plain} | rivals | own
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes, shown = figure.subplots(), {}
     for (arm, value), every in arms.items():
-        if arm == "plain" or not common <= every.keys():
+        is_former = arm in FORMER and (arm, value) != middle
+        if arm == "plain" or is_former or not common <= every.keys():
             continue
         of = {key: judged for key, judged in every.items() if key in common}
         lost, learned = (difference(what, of, None, judgement.finished) for what in ("others", "test"))

@@ -96,6 +96,11 @@ class Judgement:
         every = {key: find(*key) for key in self.keys}
         return {key: found for key, found in every.items() if found}
 
+    def so_far(self, arm: Arm) -> Of:
+        """The adapters of an arm at the best of the rates that are run, where R is known."""
+        found = self._of(lambda base, task: so_far(Cell(base, task, *arm, 0.0), self.finished))
+        return {key: judged for key, judged in found.items() if key in self.plain}
+
     def more(self, what: str, arm: Arm, rivals: Of) -> Difference | None:
         """What an arm has more than others, as of ``evidence.difference``."""
         return difference(what, self.arms[arm], rivals, self.finished)
@@ -192,8 +197,7 @@ class Judgement:
     def of_advice(self) -> tuple[list[Criterion], bool]:
         """Whether the budget of 5 % is advised in the place of 2 %: on the seeds that were run after this was
         asked, at the rate that validates best on the first; and whether all of these are run."""
-        wide = self._of(lambda base, task: so_far(Cell(base, task, *LARGE, 0.0), self.finished))
-        pairs = ((what, difference(what, wide, self.arms[MIDDLE], self.finished, of_seeds=SEEDS[1:]))
+        pairs = ((what, difference(what, self.so_far(LARGE), self.arms[MIDDLE], self.finished, of_seeds=SEEDS[1:]))
                  for what in ("test", "right", "known", "others"))  # fmt: skip
         found = {what: more for what, more in pairs if more}
         asked = {

@@ -15,7 +15,6 @@ from research.real.evidence import (
     mean,
     processor_seconds,
     shared,
-    so_far,
 )
 from research.real.grid import FORMER, SCALED, Cell, Finished, adapter, interior, settled
 from research.real.judgement import BUDGETS, MIDDLE, RIVALS, WIDE, Arm, Criterion, Judgement
@@ -41,19 +40,13 @@ def drift(judgement: Judgement, console: Console) -> None:
         _say(f"a budget of {budget:.0%} could be the default", criteria, complete, console)
     _say("a budget of 5% is advised, by seeds 1 to 4", *judgement.of_advice(), console)
     _say("drift leaves the package", judgement.drift_leaves(), judgement.complete("H6", "H8"), console, any)
-    weight, budget = _so_far(judgement, KL), _so_far(judgement, MIDDLE)
+    weight, budget = judgement.so_far(KL), judgement.so_far(MIDDLE)
     for what in ("test", "others", "right", "known"):
         if found := difference(what, weight, budget, judgement.finished):
             console.print(
                 f"at the best rates that are run: {what} of {named(KL)} above {named(MIDDLE)}: {found}, "
                 f"{len(found.by_task)} tasks, seeds: {found.seeds}"
             )
-
-
-def _so_far(judgement: Judgement, arm: Arm) -> Of:
-    """The adapters of an arm at the best of the rates that are run, where R is known."""
-    every = {key: so_far(Cell(*key, *arm, 0.0), judgement.finished) for key in judgement.plain}
-    return {key: found for key, found in every.items() if found}
 
 
 def _say(what: str, criteria: list[Criterion], complete: bool, console: Console,
@@ -93,7 +86,7 @@ def arms(judgement: Judgement, console: Console) -> None:
     made = _table("what each arm learned and lost", COLUMNS, "right")
     every = {"R": judgement.plain, **{named(arm): of for arm, of in judgement.arms.items()}}
     for arm in judgement.arms:
-        of = _so_far(judgement, arm)
+        of = judgement.so_far(arm)
         if len(of) > len(judgement.arms[arm]):
             every[f"{named(arm)}, so far"] = of
     for name, found in every.items():
@@ -167,7 +160,7 @@ def _of_arm(judgement: Judgement, arm: Arm, rate: float | None) -> list[tuple[st
         of = {key: Judged(cell, "best") for key, cell in tried.items() if cell in judgement.finished}
     else:
         of = judgement.arms[arm] if arm[0] != "plain" else {}
-        unsettled = {key: best for key, best in _so_far(judgement, arm).items() if key not in judgement.arms[arm]}
+        unsettled = {key: best for key, best in judgement.so_far(arm).items() if key not in judgement.arms[arm]}
     points = POINTS.get(arm[0], ("best",))
     rows = [("", {key: judged._replace(point=point) for key, judged in of.items()}) for point in points]
     return [*rows, ("so far: ", unsettled)]
