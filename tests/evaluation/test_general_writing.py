@@ -1,5 +1,6 @@
 """General text that a base model writes: as chats, or as plain text where it knows none."""
 
+import copy
 import itertools
 import logging
 from contextlib import contextmanager
@@ -7,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from rich.console import Console
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AddedToken, LlamaConfig, LlamaForCausalLM
 
 from granite_scu.config.errors import UserError
 from granite_scu.data.tokens.templates import with_template
@@ -104,6 +105,16 @@ def test_what_ends_no_turn_writes_plain_text(tokenizer, talker, caplog):
     assert {document.counted for document in found.documents} == {(False, *[True] * 64)}
     cut = Document.joined(([tokenizer.eos_token_id], False), (tokenizer("The sky is blue. It")["input_ids"], True))
     assert records([cut], tokenizer) == [{"text": "The sky is blue."}]
+
+
+def test_a_turn_may_end_with_a_special_token_that_has_no_name(tokenizer):
+    """The answer is whole, so its last words stay though they end no sentence."""
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens([AddedToken("<|end_of_turn|>", special=True)], special_tokens=True)
+    end = other.convert_tokens_to_ids("<|end_of_turn|>")
+    assert end not in other.all_special_ids
+    ended = Document.joined(([other.eos_token_id], False), ([*other("It is blue. Or so")["input_ids"], end], True))
+    assert records([ended], other) == [{"text": "It is blue. Or so"}]
 
 
 def test_it_is_written_once_for_a_base_and_again_for_another_length_or_a_damaged_file(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from granite_scu.data.blocks.sampling import EndlessBatches, Order
+from granite_scu.data.blocks.sampling import EndlessBatches, Epochs, Order
 
 SHAPES = {
     "sizes": st.lists(st.integers(0, 50), min_size=3, max_size=3).filter(any),
@@ -51,3 +51,10 @@ def test_every_place_of_an_epoch_is_about_as_likely_for_a_block():
     order = order_of([4], seed=0)
     first = Counter(order.batch(epoch, 4)[0][1] for epoch in range(400))
     assert all(70 < first[block] < 130 for block in range(4))
+
+
+def test_the_mean_of_epochs_counts_the_part_of_the_last_one():
+    sizes = [3, 1, 5]
+    epochs = Epochs([None] * 3, lambda epoch: [None] * sizes[epoch])  # type: ignore[arg-type]
+    assert epochs.mean(2.5) == (3 + 1 + 0.5 * 5) / 2.5
+    assert epochs.mean(2.0) == 2.0 and epochs.mean(None) == 3
