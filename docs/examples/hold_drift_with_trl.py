@@ -1,4 +1,4 @@
-"""Teach facts with TRL's SFTTrainer while drift is held at 2 %: python hold_drift_with_trl.py [MODEL] [STEPS]"""
+"""Teach facts with TRL's SFTTrainer while drift is held at 5 %: python hold_drift_with_trl.py [MODEL] [STEPS]"""
 
 import sys
 from importlib.resources import files
@@ -31,7 +31,7 @@ trainer = SFTTrainer(
     train_dataset=data["train"],
     eval_dataset=data["test"],
     peft_config=LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"),
-    callbacks=[ShannonCallback(max_drift="2%", general_tokens=2048, control_every=2)],
+    callbacks=[ShannonCallback(max_drift="5%", general_tokens=2048, control_every=2)],
 )
 trainer.train()
 last = trainer.state.log_history[-1]

@@ -13,6 +13,7 @@ import yaml
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import (
+    ADVISED_DRIFT,
     SEED,
     BaseConfig,
     ControlConfig,
@@ -218,7 +219,7 @@ def check_budget(drift: DriftConfig, control: ControlConfig, run: RunConfig) -> 
         UserError: another setpoint, law or way to act, a stop that waits for S, or general text and no budget.
     """
     if not isinstance(drift.max_drift, float):
-        remedy = "add one, such as --max-drift 2%, or leave it out"
+        remedy = f"add one, such as --max-drift {ADVISED_DRIFT}, or leave it out"
         if run.resume:
             remedy = "a run that continues has one or none as before: leave --max-drift and this as they were"
         alone = f"is read for a budget of drift alone; {remedy}"

@@ -89,7 +89,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
         n_tokens: N, the tokens that the description of the adapter is spread over; None counts the supervised tokens
             of the training set.
         gradient_clip: largest gradient norm, data and penalty together; 0 does not clip.
-        max_drift: the budget of drift, a share of the bits that the base needs for general text, or "2%".
+        max_drift: the budget of drift, a share of the bits that the base needs for general text, or "5%".
         general_data: files of general text; auto lets the model write it as training begins, near
             the questions of the chats that are trained on.
         general_tokens: tokens of general text.

@@ -167,7 +167,7 @@ def moved(share: float, budget: float | None, **more) -> dict:
     [
         (answered(24) | general(0), "good", "24 of 30 answers as expected (base 0). Elsewhere none of"),
         (answered(24) | general(5, damaged=True), "damaged", "became wrong (What is the capital of France? What is"),
-        (answered(24) | general(5, damaged=True), "damaged", ": give --max-drift 2%, mix in general chats ("),
+        (answered(24) | general(5, damaged=True), "damaged", ": give --max-drift 5%, mix in general chats ("),
         (answered(24) | general(5, damaged=True), "damaged", "or lower the rate to 5e-4. Do not use this adapter for"),
         (answered(24) | {"elsewhere": general(0, damaged=True, more=1.5)["elsewhere"] | {"n": 0}}, "damaged",
          "answered in the time; known answers cost 1.5 bits per token more"),
@@ -178,7 +178,7 @@ def moved(share: float, budget: float | None, **more) -> dict:
         (answered(24) | moved(0.01, 0.02, bound="lower"), "good", "bound nothing: λ rested at 0.84"),
         (answered(24) | moved(0.02, 0.02, scale=0.42), "good", "scaled by 0.42: a third of the learning rate"),
         (answered(24) | moved(0.03, 0.02), "good", "by 3 %, more than the 2 % asked for"),
-        (answered(24) | moved(0.14, None), "good", "to general questions): --max-drift 2% would hold it back."),
+        (answered(24) | moved(0.14, None), "good", "to general questions): --max-drift 5% would hold it back."),
         (answered(24) | moved(0.14, None) | general(5, damaged=True), "damaged", "answers to general questions)."),
         (answered(24) | moved(0.01, None), "good", "by 1 % (512 tokens of the base model's answers to general qu"),
         (answered(24) | general(0, damaged=True, more=0.71), "damaged", "known answers cost 0.71 bits per token more"),
@@ -234,7 +234,7 @@ def test_a_run_that_lost_what_the_base_knew_is_neither_better_nor_to_be_longer(t
     found = advice(tmp_path / "demo", validations=values, metrics=metrics)
     assert list(found) == ["Do not use this adapter for anything but your data", "Or mix in general chats"]
     held, mixed = found.values()
-    assert held.command.endswith("--output-dir runs/demo-2 --max-drift 2%")
+    assert held.command.endswith("--output-dir runs/demo-2 --max-drift 5%")
     assert "--output-dir runs/demo-3 --data-dir" in mixed.command and "general.jsonl --data-weights" in mixed.command
     assert "better" not in held.text + mixed.text + str(verdict(metrics, 1e-3))
     secret = {"data": {"path": "/home/me/my texts"}}
