@@ -88,8 +88,8 @@ def difference(what: str, of: Of, rivals: Of | None, finished: Finished, beside:
     """What an arm's adapters have more than the rivals', or than the base; None where they have no task in common.
 
     Args:
-        what: ``test``, ``others`` (the mean of four texts), in points of the base's bits; ``right`` or ``known``, in
-            per cent of the questions; of a task without questions there is nothing.
+        what: ``test``, ``others`` (the mean of four texts), in points of the base's bits; ``right``, in per cent of the
+            questions, or ``known``, of those that the base has right; of a task without questions there is nothing.
         of, rivals: the adapters.
         finished: the runs.
         beside: adapters whose figure is to stand beside this one: tasks and seeds are those that these have, too.
@@ -109,7 +109,7 @@ def difference(what: str, of: Of, rivals: Of | None, finished: Finished, beside:
             arm, *rival = (np.array([_scored(finished[replace(each.cell, seed=seed)], each.point, text, base)
                                      for seed in seeds]) for each in pair)  # fmt: skip
             more = arm - (rival[0] if rival else base)
-            whole = np.ones(len(base)) if text in ("right", "known") else base
+            whole = np.ones(len(base)) if text == "right" else base  # of general questions, those that the base knew
             drawn = _drawn(_name(text, key), len(base))
             with np.errstate(invalid="ignore"):
                 of_texts.append(((drawn_seeds @ more) * drawn).sum(1) / (drawn_seeds.sum(1) * (drawn @ whole)))

@@ -23,13 +23,14 @@ USUAL_MIDDLE_RATE = 3e-3
 ARMS: dict[str, tuple[float, ...]] = {
     "plain": (0.0,), "auto": (0.0,), "drift": (0.02, 0.01, 0.05), "kl": (1.0, 10.0), "replay": (0.05, 0.5),
     "lambda": (0.01, 0.001, 0.1), "decay": (0.1, 0.01, 1.0), "dropout": (0.1,), "rank": (4.0, 64.0), "both": (0.02,),
-    "wide": (0.02,), "first-replay": (0.05,), "cut-replay": (0.05,),
+    "wide": (0.02,), "first-replay": (0.05,), "cut-replay": (0.05,), "unscaled-replay": (0.05,),
 }  # fmt: skip
 """Each with its values. Some are not run any more: ``wide`` is what drift was until 29 November, with a lambda of up to
 1000. The others are what replay was until 30 November. In ``first-replay`` each epoch had the same few texts, and
-questions lacked their first words; in ``cut-replay`` two of three texts ended in the middle of a sentence."""
+questions lacked their first words; in ``cut-replay`` two of three texts ended in the middle of a sentence;
+``unscaled-replay`` is today's, without its scaled adapters."""
 
-FORMER = ("wide", "first-replay", "cut-replay")
+FORMER = ("wide", "first-replay", "cut-replay", "unscaled-replay")
 
 HEADLINES = (("plain", 0.0), ("auto", 0.0), ("drift", 0.02))
 """Arms and values of five seeds. So has the value of kl that validates best."""

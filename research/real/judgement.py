@@ -33,6 +33,8 @@ OF_F = {"H5", "H6", "H7"}
 OF_ONE_SEED = {"H2", "H4", "H5", "H7"}
 """Those of a budget of 1 % or 5 %. Told, and never shown: over one seed a bootstrap has the chance of documents alone,
 and finds a difference that is none in a quarter of all cases."""
+ADVICE_RATES = {"brook": 1e-3}
+"""Of a budget of 5 %, where it is not 3e-3."""
 Arm = tuple[str, float]
 
 
@@ -196,8 +198,9 @@ class Judgement:
 
     def of_advice(self) -> tuple[list[Criterion], bool]:
         """Whether the budget of 5 % is advised in the place of 2 %: on the seeds that were run after this was
-        asked, at the rate that validates best on the first; and whether all of these are run."""
-        pairs = ((what, difference(what, self.so_far(LARGE), self.arms[MIDDLE], self.finished, of_seeds=SEEDS[1:]))
+        asked, at the rates that were named then; and whether all of these are run."""
+        large = {key: Judged(Cell(*key, *LARGE, ADVICE_RATES.get(key[1], 3e-3)), "best") for key in self.arms[MIDDLE]}
+        pairs = ((what, difference(what, large, self.arms[MIDDLE], self.finished, of_seeds=SEEDS[1:]))
                  for what in ("test", "right", "known", "others"))  # fmt: skip
         found = {what: more for what, more in pairs if more}
         asked = {
@@ -208,7 +211,7 @@ class Judgement:
         }
         criteria = [Criterion(asked[what][0], f"{more}{_of_tasks(more)}", asked[what][1](more.estimate))
                     for what, more in found.items()]  # fmt: skip
-        whole = len(self.keys), len(SEEDS[1:])
+        whole = len(self.stage.bases) * len(self.stage.tasks), len(SEEDS[1:])
         return criteria, "test" in found and (len(found["test"].by_task), found["test"].seeds) == whole
 
     def complete(self, *hypotheses: str) -> bool:
