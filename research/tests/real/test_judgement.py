@@ -254,6 +254,18 @@ def test_tables_and_pictures_are_made(finished, tmp_path, capsys):
         assert (tmp_path / f"{question}.png").stat().st_size > 5000
 
 
+def test_the_picture_has_arms_whose_rates_are_not_all_run_and_none_that_is_not_run_any_more(finished):
+    for cell, line in list(finished.items()):
+        if cell.arm == "drift" and cell.value == 0.02:
+            finished[replace(cell, arm="wide")] = line
+            if cell.rate == 1e-2:  # the best; of a budget of 5 % the only one
+                finished[replace(cell, value=0.05)] = line
+    wide = {cell: line for cell, line in finished.items() if (cell.value, cell.rate) != (0.05, 3e-3)}
+    [legend] = chart.drift(Judgement(STAGE, wide)).legends
+    shown = {text.get_text() for text in legend.get_texts()}
+    assert {"--max-drift 2%", "--max-drift 5%", "general text 5%"} <= shown and "former loop 2%" not in shown
+
+
 def test_tables_of_tasks_have_the_rivals_of_the_former_loop_and_every_arm_at_another_rate(finished, capsys):
     for cell, line in list(finished.items()):
         if (cell.arm, cell.value, cell.seed) == ("drift", 0.02, 0):
