@@ -107,17 +107,17 @@ class ProgressLine(L.Callback):
 
 
 def describe(record: dict) -> str:
-    """A tick's record in one short line, without S and lambda where nothing regularises: plain LoRA."""
+    """A tick's record in one short line: of S where it is held or weighed, lambda where anything is."""
     parts = [f"loss {record['data_bpt']:.3f} bits/token"]
     if record.get("drift") is not None:
         parts.append(f"drift {per_cent(record['drift'])} (at most {per_cent(record['drift_target'])})")
-    if record["lambda"]:
+    elif record["lambda"]:
         smoothed = record["s_ema"] if record["s_ema"] is not None else record["s"]
         target = f" (S* {record['s_target']:.2%})" if record["s_target"] is not None else ""
         parts.append(f"S {smoothed:.2%}{target}")
+    if record["lambda"]:
         flags = "".join(f" {name}" for name in ("saturated", "held") if record[name])
-        # Beside what it holds.
-        parts.insert(2, f"lambda {record['lambda']:.3g}{flags}")
+        parts.append(f"lambda {record['lambda']:.3g}{flags}")
     parts.append(f"{record['tokens_per_s']:,.0f} tok/s")
     return "  ".join(parts + _device(record))
 
