@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, cast
 from granite_scu.config.errors import UserError
 from granite_scu.config.untrusted_input import parse_json
 from granite_scu.control import Controller, build, find, tracks
+from granite_scu.control.loop import AT_REST
 
 TINY_MODEL = "tiny-granite-h"
 """The name of the embedded model."""
@@ -755,7 +756,7 @@ class DriftConfig(Group):
 AT_ONE = 0.04
 """The budget of drift that a lambda of about 1 holds."""
 
-LEAST, MOST = 1e-3, 1e3
+LEAST, MOST = AT_REST, 1e3
 """What lambda may begin with where it holds drift; the first is also its lower bound."""
 
 LOOKING_AHEAD = ("lead=2", "kp_limit=4")

@@ -12,6 +12,9 @@ from granite_scu.control.laws.base import Controller, Measurement, Output, Senso
 SKIPPED_IN_A_ROW = 50
 """Optimizer steps without one finite among them after which a run has failed."""
 
+AT_REST = 1e-3
+"""A lambda that holds drift moves nothing here, the usual lower bound: it acts as 0, for an anchor costs time."""
+
 
 @dataclass(frozen=True)
 class Window:
@@ -164,10 +167,10 @@ class ControlLoop:
         )
 
     def action_of(self, output: Output) -> Action:
-        """What the output has the plant do. A lambda that holds drift acts as 0 where it rests at its lower bound: it
-        moves nothing there, and an anchor costs time."""
-        # It may begin at its upper bound, which is right to a rounding.
-        rests = self.drift and output.saturated and output.lam < (1 - 1e-9) * self.law.lambda_start
+        """What the output has the plant do."""
+        # A lambda that begins at a bound is right to a rounding.
+        fell = output.lam < (1 - 1e-9) * self.law.lambda_start
+        rests = self.drift and output.saturated and fell and output.lam <= (1 + 1e-9) * AT_REST
         return Action(0.0 if rests else output.lam, output.layers, output.param_bound)
 
     def _record(self, window: Window, measured: Measurement, seen: Measurement, output: Output) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def _stoppers(run: PreparedRun, drift: DriftMeter | None) -> list[EquilibriumSto
     window, every = asked.stop_at_equilibrium, run.request.control.every
     return [
         *([EquilibriumStop(Equilibrium(run.setpoint, window), every)] if window else []),
-        *([OwnPatience(asked.early_stopping, drift and drift.judge)] if asked.early_stopping else []),
+        *([OwnPatience(asked.early_stopping, drift and drift.within)] if asked.early_stopping else []),
         *([TimeLimit(max_time)] if max_time else []),
     ]
 

@@ -82,18 +82,18 @@ class OwnPatience(EarlyStopping):
 
     Args:
         patience: validations without a better one that end the run.
-        judge: makes of a validation's bits what is compared; None compares them.
+        counts: whether a validation counts, as none does while drift is beyond its budget: there the loop moves the
+            adapter, and bits may rise for it. Every rank calls it. None counts all.
     """
 
-    def __init__(self, patience: int, judge: Callable[[float], float] | None = None) -> None:
+    def __init__(self, patience: int, counts: Callable[[], bool] | None = None) -> None:
         super().__init__("val_bpt", patience=patience)
-        self.judge = judge
+        self.counts = counts
 
     def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
-        judged = current
-        if self.judge and current.isfinite():
-            judged = current.new_tensor(self.judge(float(current)))
-        return super()._evaluate_stopping_criteria(judged)
+        if self.counts and current.isfinite() and not self.counts():
+            return False, None
+        return super()._evaluate_stopping_criteria(current)
 
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict | {"patience": self.patience})

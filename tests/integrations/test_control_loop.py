@@ -266,11 +266,16 @@ def test_lambda_is_that_of_the_law_alone_when_it_is_fed_drift(run):
 def test_at_its_lower_bound_lambda_anchors_nothing_and_drift_is_still_measured(run, monkeypatch):
     seen, real = [], GeneralPart.gradient
     monkeypatch.setattr(GeneralPart, "gradient", lambda part, step: seen.append(step) or real(part, step))
-    ran = run(24, max_drift=0.9, lambda_min=0.9, lambda_init=1.0)
-    rested = next(tick["step"] for tick in ran.ticks if tick["lambda"] == 0.9)
-    assert ran.ticks[0]["lambda"] == 1.0 and ran.ticks[-1]["lambda"] == 0.9
+    ran = run(24, max_drift=0.9, lambda_min=1e-3, lambda_init=1.1e-3)
+    rested = next(tick["step"] for tick in ran.ticks if tick["saturated"])
+    assert ran.ticks[0]["lambda"] == 1.1e-3 and ran.ticks[-1]["lambda"] == pytest.approx(1e-3)
     assert seen == list(range(rested)) and ran.plant.lam == 0
     assert ran.ticks[-1]["drift_bpt"] > ran.ticks[0]["drift_bpt"]
+
+
+def test_a_lower_bound_above_that_is_what_acts(run):
+    ran = run(24, max_drift=0.9, lambda_min=0.9, lambda_init=1.0)
+    assert ran.ticks[-1]["lambda"] == 0.9 == ran.plant.lam
 
 
 def test_the_penalty_in_a_record_is_of_the_lambda_that_the_last_step_ran_under(run):

@@ -10,7 +10,7 @@ import lightning as L
 from granite_scu.control import Measurement
 from granite_scu.control.units import per_cent
 from granite_scu.evaluation.general_text import GeneralText
-from granite_scu.model.drift import MARGIN, Drift, HeldDrift, loss_in_budget, part_within
+from granite_scu.model.drift import MARGIN, Drift, HeldDrift, part_within
 from granite_scu.training.callbacks.shannon_control import ControlTick, rests_at
 from granite_scu.training.module import GraniteModule
 
@@ -75,9 +75,9 @@ class DriftMeter(L.Callback):
         tick."""
         return self.read().share if self._steered is None else self._steered
 
-    def judge(self, bits: float) -> float:
-        """What a validation's bits count as where one within the budget beats all that are not."""
-        return loss_in_budget(bits, self.steered(), self.budget)
+    def within(self) -> bool:
+        """Whether the model is within the budget, by what steers."""
+        return self.steered() <= MARGIN * self.budget
 
     def read(self) -> Drift:
         """Drift of the model as it is on what the loop never sees. Every rank calls this."""
