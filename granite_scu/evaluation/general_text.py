@@ -251,8 +251,8 @@ def of_files(
     """General text from the user's files, in any format that data may have.
 
     A sample of pieces of at most ``LONGEST`` tokens each, until they have ``tokens`` that are counted: of chats what
-    the assistant says, of texts all. Copies of a text are left out. Its pieces are in one part, but where it is ``LARGE``
-    or fits into none.
+    the assistant says, of texts all. Copies of a text are left out. Its pieces are in one part, but where it is
+    ``LARGE`` or fits into none.
 
     Args:
         names: files, folders or patterns, as ``--data-dir``; or one that ``GeneralText.write`` has written.
