@@ -374,7 +374,7 @@ def _owned(folder: Path) -> Iterator[None]:
     folder.mkdir()
     with FileLock(folder / LOCK):
         yield
-    (folder / LOCK).unlink()
+    (folder / LOCK).unlink(missing_ok=True)  # some versions of filelock remove it
 
 
 def _sweep(out: Path) -> None:

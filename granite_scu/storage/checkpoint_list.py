@@ -87,6 +87,9 @@ def prune(folder: RunFolder, keep: int) -> None:
     whole = 0
     for path in reversed(folder.checkpoints()):
         if whole >= keep:
-            shutil.rmtree(path)
+            try:
+                shutil.rmtree(path)
+            except OSError as error:  # as where somebody reads it on a network file system: no reason to end a run
+                log.warning("%s: could not be removed: %s", path, error.strerror)
         elif manifest.damage(path, _WHOLE) is None:
             whole += 1

@@ -304,8 +304,8 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         for name, then in checkpoint["frozen"].items():
             if now.get(name) != then:
                 raise UserError(
-                    f"--resume-from-checkpoint: {name} was {then} and is now {now.get(name)}; S or the place in the "
-                    "data would mean something else; resume with the same, or with the version that began the run"
+                    f"--resume-from-checkpoint: {name} was {then} and is now {now.get(name)}; S, the adapter or the "
+                    "place in the data would mean something else; resume with the same, or with the version that began the run"
                 )
 
     def _set_own_settings(self, checkpoint: dict) -> None:
@@ -317,10 +317,12 @@ class GraniteModule(AdapterPlant, L.LightningModule):
         group |= self._adam_settings() | {"initial_lr": peak, "lr": rate}
         scheduler |= {"base_lrs": [peak], "_last_lr": [rate]}
 
-    def _frozen_settings(self) -> dict[str, float | str]:
+    def _frozen_settings(self) -> dict[str, float | str | None]:
         measured = {"--n-tokens": self.n_tokens, "--prior-sigma": self.prior_sigma, "--measure": self.measure}
         start = self.start.sha256 if self.start else "none"
-        return {**measured, "--actuator": self.actuator, SHA256: start, **self.position}
+        # Of an adapter to start from its own.
+        scale = {} if self.lora.adapter else {"--lora-alpha": self.lora.resolved().alpha, "--rslora": self.lora.rslora}
+        return {**measured, "--actuator": self.actuator, SHA256: start, **scale, **self.position}
 
 
 def check_adapters(checkpoint: dict, n_parameters: int) -> None:

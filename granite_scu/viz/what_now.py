@@ -105,7 +105,7 @@ def verdict(
     elsewhere = _elsewhere(general) if general.get("asked") or general.get("n") else ""
     damaged = bool(general.get("damaged"))
     drift = drifted(section(metrics, "drift"), section(general, "drift"), None if damaged else ADVISED_DRIFT)
-    if not damaged:
+    if not damaged or state == "useless":
         use = "Do not use this adapter" if state == "useless" else ""
         return Verdict(learned, use, elsewhere, "", drift, state)
     use = "Do not use this adapter for anything but your data"
@@ -236,10 +236,14 @@ def _of_answers(found: Mapping[str, Any], metrics: Mapping[str, Any]) -> tuple[s
     low, high = found["interval"]
     counts = f"{right} of {n} answers as expected (base {before})"
     if not found.get("better"):
-        base, adapter = (metrics.get(name) for name in ("base_test_bpt", "adapter_test_bpt"))
-        fewer = is_number(base) and is_number(adapter) and 0 <= adapter < base
-        but = f", although {_scored_text(metrics)} costs {percent(1 - adapter / base)} fewer bits" if fewer else ""
-        state = "useless" if found.get("worse") else "unclear"
+        base, adapter, tokens = (metrics.get(name) for name in ("base_test_bpt", "adapter_test_bpt", "test_tokens"))
+        scored = is_number(base) and is_number(adapter) and min(base, adapter) >= 0
+        more, but = scored and adapter - base > chance(tokens), ""
+        if more:
+            but = f", and {_scored_text(metrics)} costs {percent(adapter / base - 1)} more bits"
+        elif scored and adapter < base:
+            but = f", although {_scored_text(metrics)} costs {percent(1 - adapter / base)} fewer bits"
+        state = "useless" if found.get("worse") or more else "unclear"
         return state, f"Not shown to have learned your data: {counts}{but}."
     if low >= _HALF:
         return "good", f"Learned your data: {counts}."

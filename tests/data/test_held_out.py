@@ -90,8 +90,10 @@ def test_copies_that_are_held_out_count_once_and_those_that_are_trained_on_are_t
 
 
 def test_answers_to_the_same_question_are_on_one_side(chatting, tmp_path):
-    path = asking(tmp_path / "train.jsonl", *(f"Question {number % 30}?" for number in range(120)))
-    data = read(chatting, path=path)
+    """Whatever a system turn says before it, as the user's name."""
+    told = ({"role": "system", "content": f"Customer {number}."} for number in range(120))
+    records = ([system, *turn(f"Question {n % 30}?", f"answer {n}")] for n, system in enumerate(told))
+    data = read(chatting, path=write(tmp_path / "train.jsonl", *records))
     assert counts(data) == (96, 12, 12)
     asked = [{*data.division.corpus.question[part].tolist()} for part in data.division.parts.values()]
     assert [len(each) for each in asked] == [24, 3, 3] and len(set.union(*asked)) == 30

@@ -45,6 +45,7 @@ def run(launch, short, tmp_path_factory):
         (("--prior-sigma", "0.01"), "--prior-sigma was 0.02 and is now 0.01"),
         (("--n-tokens", "5"), "--n-tokens was"),
         (("--batch-size", "1"), "--batch-size was 2 and is now 1"),
+        (("--lora-alpha", "7"), "--lora-alpha was 32.0 and is now 7.0"),
         (("--lora-r", "4", "--overwrite"), "adapters do not fit"),
     ],
 )

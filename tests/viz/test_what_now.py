@@ -190,6 +190,8 @@ def moved(share: float, budget: float | None, **more) -> dict:
         (answered(17, base=15), "unclear", "Not shown to have learned your data: 17 of 30 answers"),
         (answered(0), "unclear", "0 of 30 answers as expected (base 0), although held-out text costs 70"),
         (answered(2, base=20), "useless", "Not shown to have learned your data: 2 of 30 answers as expected"),
+        (answered(2, base=20) | general(5, damaged=True), "useless", "France? …). Do not use this adapter."),
+        (answered(0) | {"adapter_test_bpt": 4.0}, "useless", "(base 0), and held-out text costs 100 % more bits"),
         ({}, "good", "Learned your data: held-out text costs 0.600 bits per token (base 2.000)."),
         ({"adapter_test_bpt": 2.1}, "useless", "Learned nothing that holds for other documents"),
         # 7.7 nats / 200 tokens = 0.055 bits

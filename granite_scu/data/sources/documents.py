@@ -133,18 +133,23 @@ class Conversation(Document):
     @property
     def words(self) -> str:
         """Who says, thinks and calls what; not in which form, under which number, and whether it is to be learned."""
-        return self._words_of(self.messages)
+        return self._words_of(self.messages, self.tools)
 
     @property
     def question(self) -> int:
         # Not all before the last answer: records of a chat as it grew, turn by turn, would be strangers, and what is
         # held out learned from the next. Chats that merely greet alike are on one side too, which does no harm unless
-        # most do: ``splitting`` then goes by the whole text.
+        # most do: ``splitting`` then goes by the whole text. Nor what a system turn says, as a date or a name, or which
+        # tools there are: the same question and answer would be on both sides.
         asking = (number for number in self.said if any(map(_asks, self.messages[:number])))
         first = next(asking, None)
-        return self.bare if first is None else _digest(self._words_of(self.messages[:first]))
+        if first is None:
+            return self.bare
+        asked = [message for message in self.messages[:first] if message.get("role") not in SYSTEM_ROLES]
+        return _digest(self._words_of(asked))
 
-    def _words_of(self, messages: Sequence[dict[str, Any]]) -> str:
+    @staticmethod
+    def _words_of(messages: Sequence[dict[str, Any]], tools: list[Any] | None = None) -> str:
         said = [
             [
                 message.get("role"),
@@ -153,7 +158,7 @@ class Conversation(Document):
             ]
             for message in messages
         ]
-        return json.dumps([said, self.tools], ensure_ascii=False, sort_keys=True, default=str)
+        return json.dumps([said, tools], ensure_ascii=False, sort_keys=True, default=str)
 
     @property
     def has_system(self) -> bool:

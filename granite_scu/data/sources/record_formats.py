@@ -116,13 +116,14 @@ def from_messages(field: str) -> Callable[[Record], Chat]:
 
 def _pair(*asked: str, answer: str, is_common: bool = False) -> RecordFormat:
     """The format of a request and its answer, texts both, called after them; the fields of the request are what the
-    user says, in this order and a blank line apart, and ``context`` may be missing."""
-    needed = (*(name for name in asked if name != "context"), answer)
+    user says, in this order and a blank line apart. Those with a question mark may be missing."""
+    names = [name.rstrip("?") for name in asked]
+    needed = (*(name for name in names if name in asked), answer)
+    optional = (*(name for name in names if name not in asked), *SYSTEM)
 
     def chat(record: Record) -> Chat:
-        return Chat(turns(record["system"], _joined(*(record[name] for name in asked)), record[answer]))
+        return Chat(turns(record["system"], _joined(*(record[name] for name in names)), record[answer]))
 
-    optional = ("context",) * ("context" in asked) + SYSTEM
     return RecordFormat("-".join(needed), " and ".join(needed), needed, optional, chat, is_common)
 
 
@@ -143,9 +144,9 @@ FORMATS = (
     RecordFormat("alpaca", "Alpaca", ("instruction", "output"), ("input", *SYSTEM, HISTORY), from_alpaca),
     RecordFormat("sharegpt", "ShareGPT", ("conversations",), (*SYSTEM, TOOLS), from_messages("conversations")),
     _pair("input", answer="output"),
-    _pair("context", "question", answer="answer"),
-    _pair("instruction", "context", answer="response", is_common=True),
-    _pair("prompt", answer="response", is_common=True),
+    _pair("context?", "question", answer="answer"),
+    _pair("instruction", "input?", "context?", answer="response", is_common=True),
+    _pair("prompt", "input?", answer="response", is_common=True),
     _pair("user", answer="assistant", is_common=True),
 )
 
