@@ -47,6 +47,8 @@ def settings_of_the_run(given: dict[str, Any], files: Sequence[Layer], usual: Se
         return []
     layer = of_file(str(file))
     _check_plain(layer, asked)
+    # The checkpoint says how many blocks were validated, whatever the batch.
+    layer.values.pop("trainer.limit_val_batches", None)
     return [layer, Layer(A_FLAG, now | _files_from_here(layer.values, folder, asked))]
 
 

@@ -305,7 +305,8 @@ class GraniteModule(AdapterPlant, L.LightningModule):
             if now.get(name) != then:
                 raise UserError(
                     f"--resume-from-checkpoint: {name} was {then} and is now {now.get(name)}; S, the adapter or the "
-                    "place in the data would mean something else; resume with the same, or with the version that began the run"
+                    "place in the data would mean something else; resume with the same, or with the version that began "
+                    "the run"
                 )
 
     def _set_own_settings(self, checkpoint: dict) -> None:

@@ -62,13 +62,14 @@ def test_a_resume_that_would_mean_something_else_is_refused_also_by_the_plan(run
 def test_what_is_not_given_is_the_runs_own_and_what_is_changed_is_named(run, launch, tmp_path):
     folder, kept = tmp_path / "other", shutil.copytree(run, tmp_path / "run") / "kept"
     (kept.parent / "checkpoint-3").rename(kept)
-    flags = ("--output-dir", folder, "--max-steps", 5, "--gradient-clip", 0.5)
+    flags = ("--output-dir", folder, "--max-steps", 5, "--gradient-clip", 0.5, "--eval-batch-size", 8)
     said = " ".join(done(launch, "--resume-from-checkpoint", kept, *flags).split())
     assert [step for step, _ in csv_legs(folder)] == [0, 3]  # whatever the checkpoint is called
     assert "changed since the checkpoint: " in said and "; the result will differ from an uninterrupted run" in said
     named = said.split("changed since the checkpoint: ")[1]
     assert "--gradient-clip 1.0 -> 0.5" in named and "--max-steps 6 -> 5" in named
     config = json.loads((folder / "training_config.json").read_text())
+    assert config["trainer"]["limit_val_batches"] == 4 and "--eval-iters" not in named  # of 8 blocks: before 2 of 16
     assert (config["data"]["block_size"], config["run"]["save_steps"], config["optimizer"]["gradient_clip"]) == (
         64,
         3,
