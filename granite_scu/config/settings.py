@@ -823,7 +823,8 @@ class RunConfig(Group):
         samples: questions that base model and adapter answer at the end, of held-out chats (of texts, two are
             continued), and as many general ones, 30 at most; the report quotes them. What two minutes for each kind
             leave unanswered, ``granite-scu eval`` asks. 0 leaves them out.
-        early_stopping: validations without improvement after which the run stops; null never stops early.
+        early_stopping: validations without improvement after which the run stops; beyond a budget of drift none counts;
+            null never stops early.
         stop_at_equilibrium: ticks after which the run stops if a closed loop has held S, and the data's bits have not
             fallen, over all of them; null never stops for that.
         auto_batch_size: take the largest micro-batch that fits, found by training on it; the blocks of an optimizer

@@ -63,8 +63,8 @@ LITERAL = {
         said("system: Be kind.", "user: Add.\n\n1 + 2?", "assistant: 3"),
     ),
     "instruction-response": (
-        {"instruction": "Add.", "context": "1 and 2", "input": "In words.", "response": "3", "category": "qa"},
-        said("user: Add.\n\nIn words.\n\n1 and 2", "assistant: 3"),
+        {"instruction": "Add.", "context": "1 and 2", "input": "Say it.", "response": "3", "category": "qa"},
+        said("user: Add.\n\nSay it.\n\n1 and 2", "assistant: 3"),
     ),
     "prompt-response": ({"prompt": "hi", "input": "you", "response": "yo"}, said("user: hi\n\nyou", "assistant: yo")),
     "user-assistant": ({"user": "hi", "assistant": "yo"}, said("user: hi", "assistant: yo")),
