@@ -28,7 +28,7 @@ from granite_scu.storage.kept import digest_of
 
 _log = logging.getLogger(__name__)
 
-VERSION = 18
+VERSION = 19
 """Of the layout, of what is made of a text, and of where long ones are cut (an interrupted preparation counts the
 pieces): part of the key."""
 

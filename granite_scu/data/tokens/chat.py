@@ -294,7 +294,7 @@ class Renderer:
         conversation, whole = shown.conversation, shown.whole
         before = max((stop for number, each in places.items() if number < i for _, stop in each), default=0)
         after = min((start for number, each in places.items() if number > i for start, _ in each), default=len(whole))
-        mine, calls = places.get(i, ()), bool(conversation.messages[i].get("tool_calls"))
+        mine, calls = places.get(i, ()), conversation.messages[i].get("tool_calls", ())
         prompt, asked = shown.prompt(i), shown.up_to(i) if i else ""
         if prompt != asked and whole.startswith(prompt) and before <= len(prompt) <= (mine[0][0] if mine else after):
             start = len(prompt)
@@ -305,11 +305,15 @@ class Renderer:
         else:
             start = self._start_of_calls(conversation, whole, i)
         stop = mine[-1][1] if mine else start
+        for call in calls:  # what ends before them is a thought
+            stop = max(stop, whole.find(call["function"]["name"], stop, after))
         # At ``stop`` itself where nothing ends a turn.
-        end, ending = next(((at, end) for end in endings if (at := whole.find(end, stop, after)) >= 0), (-1, ""))
-        if end < 0 or not before <= start <= stop <= after or (calls and not ending):
+        ends = [at + len(end) for end in endings if (end or not calls) and (at := whole.find(end, stop, after)) >= 0]
+        if calls and i + 1 == len(conversation.messages):
+            ends.append(self._without_line_end(whole, stop))
+        if not ends or not before <= start <= stop <= after:
             raise self._mask_undetermined(conversation)
-        return start, end + len(ending)
+        return start, ends[0]
 
     def _start_of_calls(self, conversation: Conversation, whole: str, i: int) -> int:
         """Where a message that says nothing and calls tools begins: where its words would stand."""

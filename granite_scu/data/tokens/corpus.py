@@ -106,6 +106,13 @@ def check_documents(
         )
     if n_without_reasoning := corpus.counts["reasoning"]:
         _log.warning("the chat template leaves out what was thought before %d of the answers", n_without_reasoning)
+    if n_within := corpus.counts["within"]:
+        thinks = "enable_thinking" in str(tokenizer.chat_template)
+        remedy = "give --chat-template-args enable_thinking=false" if thinks else "end prompts without white space"
+        _log.warning(
+            "answers that begin within a token: %d; their prompt alone ends in another one than was trained on; %s",
+            *(n_within, remedy),
+        )
     if config.system and (n_system := corpus.counts["system"]):
         counts = n_system, corpus.n_conversations
         _log.info("--system: %d of %d conversations have a system turn of their own and keep it", *counts)

@@ -6,6 +6,7 @@ cores and without offsets, while the next ones are read.
 """
 
 import struct
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -286,18 +287,19 @@ class _Encoder:
     def corpus(self, group: list[Piece]) -> Corpus:
         """The tokens of a group of pieces, and the documents that end with one of them."""
         group = [self._looked_through(piece) for piece in group]
-        full, rows = [], []
+        full, rows, n_within = [], [], 0
         for piece, encoding in zip(group, self.tokenised(group), strict=True):
             if not piece.is_empty:
                 full.append(piece)
                 rows.append(self._row(piece, encoding))
+                n_within += begun_within_a_token(encoding.offsets, piece.spans) if piece.spans else 0
         arrays = {
             name: np.concatenate([np.empty(0, OF_TOKENS[name]), *(row[at] for row in rows)])
             for at, name in enumerate(OF_TOKENS)
         }
         ends = np.cumsum([len(tokens) for tokens, *_ in rows], dtype=np.int64) - 1
         arrays["ends"] = ends[np.fromiter((piece.is_last for piece in full), bool, len(full))]
-        return _described(arrays, group, [piece for piece in full if piece.is_last])
+        return _described(arrays, group, [piece for piece in full if piece.is_last], n_within)
 
     def _row(self, piece: Piece, encoding: Any) -> tuple[NDArray[np.int32], NDArray[np.uint16], NDArray[np.bool_]]:
         """A piece's tokens, their bytes, and which are supervised, with the tokens that begin and end a text."""
@@ -330,7 +332,7 @@ class _Encoder:
         return widths
 
 
-def _described(arrays: dict[str, NDArray[Any]], group: list[Piece], documents: list[Piece]) -> Corpus:
+def _described(arrays: dict[str, NDArray[Any]], group: list[Piece], documents: list[Piece], n_within: int) -> Corpus:
     """The corpus of these tokens, with what is known of the documents, of which these are the last pieces."""
     prints = [piece.fingerprint for piece in documents if piece.fingerprint]
     assert len(prints) == len(documents)
@@ -355,6 +357,7 @@ def _described(arrays: dict[str, NDArray[Any]], group: list[Piece], documents: l
             control=sum(piece.n_control for piece in group),
             reasoning=sum(piece.n_without_reasoning for piece in group),
             system=sum(piece.has_system for piece in group),
+            within=n_within,
         ),
         firsts={name: found[0] for name, found in (("empty", empty), ("control", written)) if found},
         formats=Counter((piece.source, piece.record_format) for piece in documents if piece.record_format),
@@ -368,6 +371,13 @@ def supervised(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, in
     for start, stop in spans:
         found |= (starts < stop) & (stops > start)
     return found
+
+
+def begun_within_a_token(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> int:
+    """How many of the spans begin within a token. A prompt that ends there is read as other tokens than before them."""
+    starts = [start for start, _ in offsets]
+    tokens = [(offsets[at - 1], begin) for begin, _ in spans if (at := bisect_left(starts, begin))]
+    return sum(stop > begin for (_, stop), begin in tokens)
 
 
 def _bytes_by_token(backend: Any) -> NDArray[np.uint16] | None:

@@ -128,7 +128,8 @@ class Corpus(Stream):
         is_chat: (documents,) whether they came as messages.
         names: (documents,) where they came from.
         counts: ``pieces`` that were tokenised; ``empty`` documents, which are left out; ``control`` tokens that
-            somebody wrote; answers without the ``reasoning`` before them; conversations with a ``system`` turn.
+            somebody wrote; answers without the ``reasoning`` before them, or begun ``within`` a token; conversations
+            with a ``system`` turn.
         firsts: of the empty documents and of the control tokens, the first and where it stands.
         formats: documents by the number of their source and the format that they were read by.
     """

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from tokenizers import processors
 
-from granite_scu.config.settings import TINY_MODEL
+from granite_scu.config.settings import TINY_MODEL, DataConfig
 from granite_scu.data.sources.documents import Document
 from granite_scu.data.sources.samples import as_document
 from granite_scu.data.tokens import encoding
+from granite_scu.data.tokens.corpus import check_documents
 from granite_scu.data.tokens.encoding import beginning, encode
 from granite_scu.evaluation.bpt.windows import as_corpus
 from granite_scu.evaluation.generate import tokenized
@@ -93,3 +94,13 @@ def test_what_a_tokenizer_puts_behind_a_text_does_not_end_a_prompt(tokenizer):
     )
     assert tokenized(found, "hi", chat=False)["input_ids"].tolist() == [[*b"hi"]]
     assert encode(TEXTS[:1], found).tokens.tolist() == [*b"hi", END]
+
+
+@pytest.mark.parametrize(("prompt", "answer", "told"), [("a:\n", "\nyo", True), ("a:\n", "yo", False)])
+def test_an_answer_that_begins_within_a_token_is_told(tokenizer, caplog, prompt, answer, told):
+    """The two line ends are one token, which nobody who ends a prompt with the first of them gives the model."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens(["\n\n"])
+    document = as_document("chats.jsonl:1", {"prompt": prompt, "completion": answer}, "text")
+    check_documents(DataConfig(("chats.jsonl",)), encode([document], tokenizer), tokenizer)
+    assert ("begin within a token: 1" in caplog.text) == told

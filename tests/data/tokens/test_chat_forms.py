@@ -149,12 +149,14 @@ def test_what_has_no_end_that_can_be_found_is_refused(written_as):
 
 
 GPT_OSS = Form(
-    "{%- for m in messages %}{{- '<|start|>' + m.role }}"
-    "{%- if m.role == 'assistant' %}{{- '<|channel|>final' }}{% endif %}"
+    "{%- for m in messages %}{{- '<|start|>' + m.role }}{%- if m.tool_calls %}"
+    "{{- '<|channel|>analysis<|message|>' + m.reasoning_content + '<|end|><|start|>assistant to=functions.' }}"
+    "{{- m.tool_calls[0].function.name + '<|message|>' + m.tool_calls[0].function.arguments|tojson + '<|call|>' }}"
+    "{%- else %}{%- if m.role == 'assistant' %}{{- '<|channel|>final' }}{% endif %}"
     "{{- '<|message|>' + m.content }}"
-    "{{- '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}{% endfor -%}"
+    "{{- '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}{% endif %}{% endfor -%}"
     "{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}",
-    ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"),
+    ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
     "<|return|>",
 )
 
@@ -162,6 +164,15 @@ GPT_OSS = Form(
 def test_an_earlier_answer_may_end_otherwise_than_the_last(written_as):
     said = spoken(written_as(GPT_OSS), chat(*({k: m[k] for k in ("role", "content")} for m in TWO_TURNS)))
     assert said == (["<|channel|>final<|message|>yo<|end|>", "<|channel|>final<|message|>by<|return|>"], 0)
+
+
+def test_a_call_at_the_end_is_learned_with_the_thought_before_it_that_ends_by_itself(written_as):
+    call = {"type": "function", "function": {"name": "dive", "arguments": {"to": "sea"}}}
+    asked = [{k: m[k] for k in ("role", "content")} for m in TWO_TURNS[:3]]
+    thought = {"role": "assistant", "content": "", "reasoning_content": "so", "tool_calls": [call]}
+    said, _ = spoken(written_as(GPT_OSS), chat(*asked, thought))
+    assert said[-1].startswith("<|channel|>analysis<|message|>so<|end|>")
+    assert said[-1].endswith(' to=functions.dive<|message|>{"to": "sea"}<|call|>')
 
 
 @pytest.mark.parametrize("form", [GRANITE_42, NEMOTRON_3, QWEN_3], ids=["granite 4.2", "nemotron 3", "qwen 3"])
