@@ -200,7 +200,20 @@ class Judgement:
         """Whether the budget of 5 % is advised in the place of 2 %: on the seeds that were run after this was
         asked, at the rates that were named then; and whether all of these are run."""
         large = {key: Judged(Cell(*key, *LARGE, ADVICE_RATES.get(key[1], 3e-3)), "best") for key in self.arms[MIDDLE]}
-        pairs = ((what, difference(what, large, self.arms[MIDDLE], self.finished, of_seeds=SEEDS[1:]))
+        return self._better(large, self.arms[MIDDLE], len(self.stage.bases) * len(self.stage.tasks), SEEDS[1:])
+
+    def of_rate(self) -> tuple[list[Criterion], bool]:
+        """Whether a budget of 5 % doubles the default rate: on the tasks of SmolLM2 that have chosen no rate; and
+        whether all of these are run."""
+        every = {(base, task) for base in self.stage.bases for task in self.stage.tasks if base == cells.REAL}
+        asked = every - {(cells.REAL, task) for task in grid.STAGES["B"].tasks}
+        high, low = ({key: Judged(Cell(*key, *LARGE, rate), "best") for key in self.keys if key in asked}
+                     for rate in (3e-3, 1e-3))  # fmt: skip
+        return self._better(high, low, len(asked), SEEDS[:2])
+
+    def _better(self, of: Of, other: Of, n_tasks: int, seeds: Sequence[int]) -> tuple[list[Criterion], bool]:
+        """Whether adapters learn more than others and lose about as little, on these seeds; and whether all are run."""
+        pairs = ((what, difference(what, of, other, self.finished, of_seeds=seeds))
                  for what in ("test", "right", "known", "others"))  # fmt: skip
         found = {what: more for what, more in pairs if more}
         asked = {
@@ -211,8 +224,7 @@ class Judgement:
         }
         criteria = [Criterion(asked[what][0], f"{more}{_of_tasks(more)}", asked[what][1](more.estimate))
                     for what, more in found.items()]  # fmt: skip
-        whole = len(self.stage.bases) * len(self.stage.tasks), len(SEEDS[1:])
-        return criteria, "test" in found and (len(found["test"].by_task), found["test"].seeds) == whole
+        return criteria, "test" in found and (len(found["test"].by_task), found["test"].seeds) == (n_tasks, len(seeds))
 
     def complete(self, *hypotheses: str) -> bool:
         """Whether these have every base and task of the stage and their seeds, and no hypothesis without runs can

@@ -39,6 +39,8 @@ def drift(judgement: Judgement, console: Console) -> None:
         complete = judgement.complete(f"H{2 + number}", f"H{5 + number}")
         _say(f"a budget of {budget:.0%} could be the default", criteria, complete, console)
     _say("a budget of 5% is advised, by seeds 1 to 4", *judgement.of_advice(), console)
+    if (of_rate := judgement.of_rate())[0]:
+        _say("a budget of 5% doubles the default rate", *of_rate, console)
     _say("drift leaves the package", judgement.drift_leaves(), judgement.complete("H6", "H8"), console, any)
     weight, budget = judgement.so_far(KL), judgement.so_far(MIDDLE)
     for what in ("test", "others", "right", "known"):

@@ -9,7 +9,7 @@ from granite_scu.cli import exit_codes
 from granite_scu.cli.console import WIDE, make_console
 from research.real import chart, command, judgement, report
 from research.real.evidence import OTHERS, difference, holm, kept, processor_seconds, reference
-from research.real.grid import GROUPS, Cell, Stage
+from research.real.grid import GROUPS, STAGES, Cell, Stage
 from research.real.judgement import AUTO, MIDDLE, Judgement
 
 STAGE = Stage(("tiny-granite-h",), ("museum", "telegram"), GROUPS[:2])
@@ -183,6 +183,17 @@ def test_a_larger_budget_is_advised_by_four_criteria_on_the_seeds_after_the_firs
     assert not Judgement(STAGE, finished, ["museum"]).of_advice()[1]  # of a part nothing is decided
     short = {cell: line for cell, line in finished.items() if (cell.value, cell.seed) != (0.05, 4)}
     assert not Judgement(STAGE, short).of_advice()[1]
+
+
+def test_tasks_that_chose_no_rate_tell_whether_a_budget_doubles_the_default(line):
+    own = [Cell("smollm2", task, "drift", 0.05, rate, seed) for task in STAGES["C"].tasks[5:]
+           for rate in (1e-3, 3e-3) for seed in (0, 1)]  # fmt: skip
+    finished = {cell: line(cell, test=49.0 if cell.rate == 3e-3 else 50.0) for cell in own}
+    of_another = replace(own[-1], task="brook")
+    criteria, complete = Judgement(STAGES["C"], finished | {of_another: line(of_another, test=99.0)}).of_rate()
+    assert complete and [each.met for each in criteria] == [True] * 4 and "-1.00" in criteria[0].found
+    del finished[own[-1]]
+    assert not Judgement(STAGES["C"], finished).of_rate()[1]
 
 
 def test_fewer_questions_are_a_share_of_those_that_plain_has_right(finished):
