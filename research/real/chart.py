@@ -17,14 +17,15 @@ from research.real.report import named
 LOOKS = {
     "R": (style.VERMILION, "o"), "F": (style.VERMILION, "^"), "F'": (style.VERMILION, "v"),
     "auto": (style.GREEN, "D"), "drift": (style.BLUE, "o"), "wide": (style.BLUE, "h"),
-    "kl": (style.SKY, "s"), "replay": (style.PURPLE, "X"),
+    "kl": (style.SKY, "s"), "held": (style.SKY, "o"), "replay": (style.PURPLE, "X"),
     "lambda": (style.GREY, "^"), "decay": (style.ORANGE, "v"), "dropout": (style.ORANGE, "P"),
     "rank": (style.INK, "p"), "both": (style.INK, "*"),
 }  # fmt: skip
 
 IN_WORDS = {
     "R": "plain LoRA (R)", "F": "best free way (F)", "F'": "plain, scaled (F')",
-    "drift": "--max-drift", "kl": "fixed weight", "wide": "former loop", "replay": "general text",
+    "drift": "--max-drift", "kl": "fixed weight", "held": "fixed weight within", "wide": "former loop",
+    "replay": "general text",
 }  # fmt: skip
 """Arms by names that a reader knows who has not read the protocol."""
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from benchmarks.asking import longest, said_in, tokens_of, write
 from benchmarks.cells import REAL
 from benchmarks.learning_rates_data import Lesson
-from granite_scu.config.settings import BaseConfig, DriftConfig
+from granite_scu.config.settings import BaseConfig, ControlConfig, DriftConfig, holding_drift
 from granite_scu.evaluation import general_writing
 from granite_scu.evaluation.general_text import GeneralText
 from granite_scu.hardware import detection, machine
@@ -115,7 +115,8 @@ def settings(
 def of_arm(cell: Cell, general: Path) -> dict[str, Any]:
     """What an arm adds to the settings."""
     plain, held = {"control.controller": "none"}, {"drift.general_data": [str(general)]}
-    one = dict.fromkeys(("control.lambda_init", "control.lambda_min", "control.lambda_max"), cell.value)
+    weight = holding_drift(ControlConfig(), cell.value, ()).lambda_init if cell.arm == "held" else cell.value
+    one = dict.fromkeys(("control.lambda_init", "control.lambda_min", "control.lambda_max"), weight)
     of_lora = {"lora.rank": round(cell.value), "lora.alpha": 2 * cell.value}
     return {
         "plain": plain,
@@ -124,6 +125,7 @@ def of_arm(cell: Cell, general: Path) -> dict[str, Any]:
         "drift": held | {"drift.max_drift": cell.value},
         "wide": held | {"drift.max_drift": cell.value, "control.lambda_max": 1e3},
         "both": held | {"drift.max_drift": cell.value},
+        "held": held | {"drift.max_drift": cell.value} | one,
         "kl": held | {"drift.max_drift": ANY_BUDGET} | one,
         "lambda": {"control.controller": "fixed", "control.lambda_init": cell.value},
         "decay": plain | {"optimizer.weight_decay": cell.value},

@@ -41,6 +41,7 @@ def drift(judgement: Judgement, console: Console) -> None:
     _say("a budget of 5% is advised, by seeds 1 to 4", *judgement.of_advice(), console)
     if (of_rate := judgement.of_rate())[0]:
         _say("a budget of 5% doubles the default rate", *of_rate, console)
+    _say("a fixed weight within the budget of 5% takes the loop's place", *judgement.of_loop(), console)
     _say("drift leaves the package", judgement.drift_leaves(), judgement.complete("H6", "H8"), console, any)
     weight, budget = judgement.so_far(KL), judgement.so_far(MIDDLE)
     for what in ("test", "others", "right", "known"):
@@ -73,7 +74,7 @@ def _table(title: str, columns: tuple[str, ...], figures: str = "left") -> Table
 def named(arm: Arm) -> str:
     """An arm and its value, as flags have it."""
     name, value = arm
-    share = name in ("drift", "replay", "both", *FORMER)
+    share = name in ("drift", "held", "replay", "both", *FORMER)
     return f"{name} {value:.0%}" if share else f"{name} {value:g}" if value else name
 
 

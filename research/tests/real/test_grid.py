@@ -52,10 +52,19 @@ def test_every_arm_and_value_is_run_and_headlines_and_the_best_kl_have_five_seed
     finished = run_all(ONE, lambda cell: {"validation": 1 + abs(cell.value - 1.0) / 100} if cell.rate == 1e-2 else {})
     seeds = Counter((cell.arm, cell.value) for cell in finished if cell.seed)
     assert {(cell.arm, cell.value) for cell in finished} == {
-        (arm, value) for arm, values in ARMS.items() for value in values if arm not in FORMER
+        (arm, value) for arm, values in ARMS.items() for value in values if arm not in (*FORMER, "held")
     }
     of_f = ("replay", 0.05)  # it validates best of what is free
     assert set(seeds) == {*HEADLINES, ("kl", 1.0), of_f} and set(seeds.values()) == {4}
+
+
+def test_on_smollm2_the_amendments_are_run_in_their_order(run_all):
+    two = Stage(("smollm2",), ("museum", "buses"), ())
+    finished = run_all(two, lambda cell: {"validation": cell.rate})
+    of = Counter((cell.task, cell.arm, cell.rate) for cell in finished)
+    assert of == {("museum", "drift", 3e-3): 4, ("museum", "held", 1e-3): 5, ("museum", "held", 3e-3): 1,
+                  ("buses", "drift", 1.3e-3): 2, ("buses", "drift", 2.6e-3): 2}  # fmt: skip
+    assert [cell.arm for cell in finished] == ["drift"] * 4 + ["held"] * 6 + ["drift"] * 4
 
 
 def test_the_value_of_kl_that_has_seeds_is_the_best_on_all_tasks(run_all):

@@ -7,7 +7,7 @@ import pytest
 
 from granite_scu.cli import exit_codes
 from granite_scu.cli.console import WIDE, make_console
-from research.real import chart, command, judgement, report
+from research.real import chart, command, grid, report
 from research.real.evidence import OTHERS, difference, holm, kept, processor_seconds, reference
 from research.real.grid import GROUPS, STAGES, Cell, Stage
 from research.real.judgement import AUTO, MIDDLE, Judgement
@@ -158,7 +158,7 @@ def test_every_criterion_is_met_just_before_its_margin_and_not_beyond_it(finishe
 
 @pytest.mark.parametrize("worse", [None, "test", "right", "known", *OTHERS])
 def test_a_larger_budget_is_advised_by_four_criteria_on_the_seeds_after_the_first(worse, finished, monkeypatch):
-    monkeypatch.setattr(judgement, "ADVICE_RATES", dict.fromkeys(STAGE.tasks, 1e-2))
+    monkeypatch.setattr(grid, "large", lambda base, task: Cell(base, task, *grid.LARGE, 1e-2))
     move(finished, 0.0, 0.0, 0.0)
     for cell, line in finished.items():
         if (cell.arm, cell.value) == ("drift", 0.02):  # beside 51 nats of the test, 110 of others, 190 and 32 answers
@@ -187,13 +187,31 @@ def test_a_larger_budget_is_advised_by_four_criteria_on_the_seeds_after_the_firs
 
 def test_tasks_that_chose_no_rate_tell_whether_a_budget_doubles_the_default(line):
     own = [Cell("smollm2", task, "drift", 0.05, rate, seed) for task in STAGES["C"].tasks[5:]
-           for rate in (1e-3, 3e-3) for seed in (0, 1)]  # fmt: skip
-    finished = {cell: line(cell, test=49.0 if cell.rate == 3e-3 else 50.0) for cell in own}
+           for rate in grid.DEFAULT_RATES for seed in (0, 1)]  # fmt: skip
+    finished = {cell: line(cell, test=49.0 if cell.rate == 2.6e-3 else 50.0) for cell in own}
     of_another = replace(own[-1], task="brook")
     criteria, complete = Judgement(STAGES["C"], finished | {of_another: line(of_another, test=99.0)}).of_rate()
     assert complete and [each.met for each in criteria] == [True] * 4 and "-1.00" in criteria[0].found
     del finished[own[-1]]
     assert not Judgement(STAGES["C"], finished).of_rate()[1]
+
+
+@pytest.mark.parametrize("worse", [None, "test", "right", "others"])
+def test_a_fixed_weight_within_the_budget_takes_the_place_of_a_loop_that_is_no_better(worse, finished, monkeypatch):
+    monkeypatch.setattr(grid, "large", lambda base, task: Cell(base, task, *grid.LARGE, 1e-2))
+    for cell, line in [*finished.items()]:
+        if (cell.arm, cell.value, cell.rate) == ("drift", 0.02, 1e-2):
+            for arm in (grid.LARGE, grid.HELD):
+                point, is_held = line["points"]["best"], arm == grid.HELD
+                nats = point["nats"] | {"test": [51.5 + is_held * (0.9 + 0.2 * (worse == "test"))] * 12}
+                nats |= {text: [101.0 + is_held * (0.9 + 0.2 * (worse == "others"))] * 12 for text in OTHERS}
+                right = [1, 0] * 6 if worse != "right" or not is_held else [1, 0] * 5 + [0, 0]
+                points = {"best": point | {"nats": nats, "right": right}}
+                finished[replace(cell, arm=arm[0], value=arm[1])] = line | {"points": points}
+    criteria, complete = Judgement(STAGE, finished).of_loop()
+    assert complete and [each.met for each in criteria] == [worse != "test", worse != "right", worse != "others"]
+    del finished[Cell(*STAGE.bases, "museum", *grid.HELD, 1e-2, 4)]
+    assert not Judgement(STAGE, finished).of_loop()[1]
 
 
 def test_fewer_questions_are_a_share_of_those_that_plain_has_right(finished):

@@ -26,7 +26,7 @@ def test_every_arm_is_a_request_that_the_product_takes(arm, tmp_path):
     for value in ARMS[arm]:
         asked = of_arm(dataclasses.replace(CELL, arm=arm, value=value), tmp_path / "general.jsonl")
         request = Request.from_dotted(asked | {"base.name": "tiny-granite-h", "data.path": "stdlib-docs"})
-        assert bool(request.drift.max_drift) == (arm in ("drift", "kl", "both", "wide"))
+        assert bool(request.drift.max_drift) == (arm in ("drift", "held", "kl", "both", "wide"))
         assert (request.control.controller == "none") == (arm in ("plain", "replay", "decay", "dropout", "rank"))
 
 
