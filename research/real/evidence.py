@@ -11,7 +11,19 @@ import numpy as np
 
 from granite_scu.evaluation.statistics import DRAWS, LEVEL, Estimate, Floats
 from research.comparison.bootstrap import counts
-from research.real.grid import FIRST_SEED, FREE, RUNGS, SEEDS, Cell, Finished, Line, adapter, settled, validation
+from research.real.grid import (
+    FIRST_SEED,
+    FREE,
+    RUNGS,
+    SEEDS,
+    Cell,
+    Finished,
+    Line,
+    adapter,
+    drifted,
+    settled,
+    validation,
+)
 
 OTHERS = ("general", "chats", "prose", "source")
 """The four texts unlike a task."""
@@ -60,10 +72,12 @@ def kept(cell: Cell, finished: Finished) -> Judged | None:
     return Judged(replace(cell, rate=rate["best"], seed=FIRST_SEED), "best") if rate else None
 
 
-def so_far(cell: Cell, finished: Finished) -> Judged | None:
-    """The adapter that an arm keeps, at the best of the rates that are finished; None where none is."""
+def so_far(cell: Cell, finished: Finished, drift: float = math.inf) -> Judged | None:
+    """The adapter that an arm keeps, at the best of the rates that are finished and at which the first seed has drifted
+    by at most so much; None where there is none."""
     tried = [replace(cell, rate=rate) for rate in RUNGS if replace(cell, rate=rate) in finished]
-    return Judged(min(tried, key=lambda each: validation(finished[each], "best")), "best") if tried else None
+    within = [each for each in tried if drifted(finished[each], "best") <= drift]
+    return Judged(min(within, key=lambda each: validation(finished[each], "best")), "best") if within else None
 
 
 def reference(base: str, task: str, finished: Finished) -> Judged | None:

@@ -137,6 +137,11 @@ def validation(line: Line | None, point: str) -> float:
     return float(adapter(line, point)["validation"]) if line and "points" in line else math.inf
 
 
+def drifted(line: Line, point: str) -> float:
+    """The share of drift of one adapter of a run; none where it diverged, for it scores as the base."""
+    return float(adapter(line, point)["drift"]) if "points" in line else 0.0
+
+
 def rates(cell: Cell, finished: Finished) -> list[float]:
     """The rates of an arm, value, task and base that are to be run, those that follow from finished ones among them."""
     middle = RUNGS.index(MIDDLE_RATE.get(cell.base, USUAL_MIDDLE_RATE))

@@ -1,5 +1,6 @@
 """The protocol's hypotheses and criteria on the finished runs of a stage."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -96,9 +97,10 @@ class Judgement:
         every = {key: find(*key) for key in self.keys}
         return {key: found for key, found in every.items() if found}
 
-    def so_far(self, arm: Arm) -> Of:
-        """The adapters of an arm at the best of the rates that are run, where R is known."""
-        found = self._of(lambda base, task: so_far(Cell(base, task, *arm, 0.0), self.finished))
+    def so_far(self, arm: Arm, drift: float = math.inf) -> Of:
+        """The adapters of an arm at the best of the rates that are run, and drift by at most so much, where R is
+        known."""
+        found = self._of(lambda base, task: so_far(Cell(base, task, *arm, 0.0), self.finished, drift))
         return {key: judged for key, judged in found.items() if key in self.plain}
 
     def more(self, what: str, arm: Arm, rivals: Of) -> Difference | None:
@@ -164,9 +166,9 @@ class Judgement:
             self._shown(learns),
             *self._fewer(arm, 5.0),
             _most("of what R adds on the four texts at most half", lost.estimate.mean, of_plain.estimate.mean / 2,
-                  _of_tasks(lost)),
+                  of_tasks(lost)),
             *([_most("of the known answers that R loses at most half", -known.estimate.mean,
-                     -known_of_plain.estimate.mean / 2, _of_tasks(known))] if known else []),
+                     -known_of_plain.estimate.mean / 2, of_tasks(known))] if known else []),
             self._shown(loses),
             self._against(arm, "F'"),
             _most("times plain's processor seconds at most 1.25", cost, 1.25),
@@ -267,14 +269,14 @@ class Judgement:
 
     def _against(self, arm: Arm, *rivals: str) -> Criterion:
         found = {name: self.more("others", arm, self.free(arm, name)) for name in rivals}
-        told = [f"{name} {more}{_of_tasks(more)}" if more else f"{name} no runs" for name, more in found.items()]
+        told = [f"{name} {more}{of_tasks(more)}" if more else f"{name} no runs" for name, more in found.items()]
         return Criterion(f"the four texts cost less than under {' and '.join(rivals)}", "; ".join(told), None)
 
 
 def _criteria(
     found: dict[str, Difference], asked: dict[str, tuple[str, Callable[[Estimate], bool]]]
 ) -> list[Criterion]:
-    return [Criterion(asked[what][0], f"{more}{_of_tasks(more)}", asked[what][1](more.estimate))
+    return [Criterion(asked[what][0], f"{more}{of_tasks(more)}", asked[what][1](more.estimate))
             for what, more in found.items() if what in asked]  # fmt: skip
 
 
@@ -293,10 +295,11 @@ def _told(judgement: Judgement, name: str) -> str:
     if name not in judgement.hypotheses:
         return "no runs"
     each = judgement.hypotheses[name]
-    return f"{each.found}, p {each.p:.2g}{_of_tasks(each.found)}"
+    return f"{each.found}, p {each.p:.2g}{of_tasks(each.found)}"
 
 
-def _of_tasks(found: Difference) -> str:
+def of_tasks(found: Difference) -> str:
+    """Of how many bases and tasks and seeds a difference is, to stand behind it."""
     return f", {len(found.by_task)} tasks, seeds: {found.seeds}"
 
 

@@ -16,8 +16,8 @@ from research.real.evidence import (
     processor_seconds,
     shared,
 )
-from research.real.grid import FORMER, SCALED, Cell, Finished, adapter, interior, settled
-from research.real.judgement import BUDGETS, MIDDLE, RIVALS, WIDE, Arm, Criterion, Judgement
+from research.real.grid import FORMER, LARGE, SCALED, Cell, Finished, adapter, interior, settled
+from research.real.judgement import BUDGETS, MIDDLE, RIVALS, WIDE, Arm, Criterion, Judgement, of_tasks
 
 
 def auto(judgement: Judgement, console: Console) -> None:
@@ -43,13 +43,20 @@ def drift(judgement: Judgement, console: Console) -> None:
         _say("a budget of 5% doubles the default rate", *of_rate, console)
     _say("a fixed weight within the budget of 5% takes the loop's place", *judgement.of_loop(), console)
     _say("drift leaves the package", judgement.drift_leaves(), judgement.complete("H6", "H8"), console, any)
-    weight, budget = judgement.so_far(KL), judgement.so_far(MIDDLE)
+    for arm in (MIDDLE, LARGE):
+        console.print(_beside(judgement, arm))
+
+
+def _beside(judgement: Judgement, arm: Arm) -> Table:
+    """What a fixed weight, at its best rate within a budget, and the F of 2 % have more than that budget at its best
+    rate so far."""
+    budget, within = judgement.so_far(arm), judgement.so_far(KL, SLACK * arm[1])
+    rivals = {f"{named(KL)}, at its best rate within {SLACK:g} of the drift": within, "F of 2%": judgement.free(MIDDLE)}
+    made = _table(f"above a budget of {arm[1]:.0%}, in points or of 100", ("", *rivals))
     for what in ("test", "others", "right", "known"):
-        if found := difference(what, weight, budget, judgement.finished):
-            console.print(
-                f"at the best rates that are run: {what} of {named(KL)} above {named(MIDDLE)}: {found}, "
-                f"{len(found.by_task)} tasks, seeds: {found.seeds}"
-            )
+        every = (difference(what, of, budget, judgement.finished) for of in rivals.values())
+        made.add_row(what, *(f"{found}{of_tasks(found)}" if found else "-" for found in every))
+    return made
 
 
 def _say(what: str, criteria: list[Criterion], complete: bool, console: Console,
@@ -79,6 +86,8 @@ def named(arm: Arm) -> str:
 
 
 KL: Arm = ("kl", 1.0)
+SLACK = 1.1
+"""Of a budget, up to which a run with one keeps an adapter."""
 COLUMNS = ("arm", "tasks", "seeds", "test, points\nabove R", "of all questions\nabove R", "four texts\nabove base; R's",
            "known lost;\nR's", "drift;\nR's", "tokens", "cpu, over\nplain", "rate at\nan end")  # fmt: skip
 
