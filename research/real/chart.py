@@ -10,14 +10,14 @@ from granite_scu.config.errors import UserError
 from granite_scu.storage.atomic import replacing
 from granite_scu.viz import style
 from research.real.evidence import difference
-from research.real.grid import ARMS, FORMER
+from research.real.grid import ARMS, FORMER, LARGE
 from research.real.judgement import AUTO, MIDDLE, RIVALS, WIDE, Judgement
-from research.real.report import named
+from research.real.report import KL, SLACK, named
 
 LOOKS = {
     "R": (style.VERMILION, "o"), "F": (style.VERMILION, "^"), "F'": (style.VERMILION, "v"),
     "auto": (style.GREEN, "D"), "drift": (style.BLUE, "o"), "wide": (style.BLUE, "h"),
-    "kl": (style.SKY, "s"), "held": (style.SKY, "o"), "replay": (style.PURPLE, "X"),
+    "kl": (style.SKY, "s"), "held": (style.SKY, "o"), "within": (style.SKY, "D"), "replay": (style.PURPLE, "X"),
     "lambda": (style.GREY, "^"), "decay": (style.ORANGE, "v"), "dropout": (style.ORANGE, "P"),
     "rank": (style.INK, "p"), "both": (style.INK, "*"),
 }  # fmt: skip
@@ -25,7 +25,7 @@ LOOKS = {
 IN_WORDS = {
     "R": "plain LoRA (R)", "F": "best free way (F)", "F'": "plain, scaled (F')",
     "drift": "--max-drift", "kl": "fixed weight", "held": "fixed weight within", "wide": "former loop",
-    "replay": "general text",
+    "replay": "general text", "within": "fixed weight 1, within 5%",
 }  # fmt: skip
 """Arms by names that a reader knows who has not read the protocol."""
 
@@ -61,10 +61,11 @@ def auto(judgement: Judgement) -> Figure:
 def drift(judgement: Judgement) -> Figure:
     """What each arm learned over what it lost, the mean of the bases and tasks that a budget of 2 % and R have: to the
     upper left is better. Each at the best of its rates that are run; an arm that has not all of them is left out, and
-    one that is not run any more."""
+    one that is not run any more. Of a fixed weight also the best rate at which drift stays within 5 %."""
     middle = MIDDLE if judgement.arms[MIDDLE] else WIDE
     common = judgement.plain.keys() & judgement.arms[middle].keys()
     rivals = {(name, 0.0): judgement.free(middle, name) for name in RIVALS}
+    rivals[("within", 0.0)] = judgement.so_far(KL, SLACK * LARGE[1])
     own = {arm: judgement.so_far(arm) for arm in sorted(judgement.arms)}
     arms = {("R", 0.0): judgement.plain} | rivals | own
     figure = Figure(figsize=(8, 5), layout="constrained")
